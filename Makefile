@@ -1,0 +1,26 @@
+# The only commands to remember. Each installs what it needs first (scripts/bootstrap is silent when nothing is missing).
+.PHONY: all demo test bench fuzz format lint
+BUILD := build
+JOBS := $(shell nproc)
+
+all: $(BUILD)/build.ninja
+	@cmake --build $(BUILD) -j $(JOBS)
+
+$(BUILD)/build.ninja: CMakeLists.txt CMakePresets.json
+	@scripts/bootstrap
+	@cmake --preset release
+
+demo: all
+	@scripts/demo
+
+test: all
+	@scripts/test
+
+format:
+	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+
+lint: all
+	@git ls-files '*.cpp' | xargs clang-tidy -p $(BUILD) --quiet
+
+fuzz:
+	@scripts/fuzz

@@ -1,0 +1,1 @@
+# Example consumer and library export: filled in beside tests/consumer.

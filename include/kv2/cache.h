@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// CacheSpec: the whole shape of a KV cache. Immutable once a cache is made from it, printable, hashed into files.
+//
+// The rule of visibility (docs/page-format.md): positions are grouped in pages of 64; a query in page P reads page j
+// packed (2-bit codes) iff sink_pages <= j < P - recent_pages, and in full (bf16) otherwise. Precision is a function
+// of positions only, so one long prefill, any chunking of it, token-by-token decode, any batch and a prefix hit agree.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kv2 {
+
+inline constexpr int kPageTokens = 64;
+
+/// What a basis change in front of the codes is fitted from.
+enum class TransformKind : uint8_t {
+  Identity,
+  Hadamard,    // H, data-free (QuaRot)
+  Calibrated,  // R = U·H·P from a calibration file (OSCAR, arXiv 2605.17757)
+};
+
+/// How a calibrated rotation is composed; the paper's is UHP. The others are for ablations.
+enum class RotationRecipe : uint8_t { U, UH, UHP };
+/// One rotation per KV head (default) or one per layer (the mean of its heads' covariances).
+enum class RotationSharing : uint8_t { Head, Layer };
+/// Which statistic the value rotation is fitted from: the paper's C_S = V'S'SV/N (the covariance of attention outputs),
+/// the reference code's V' diag(w) V, or the plain self-covariance V'V.
+enum class ValueTarget : uint8_t { AttentionOutput, EnergyWeighted, SelfCovariance };
+
+/// How codes are chosen for a vector.
+enum class CoderKind : uint8_t { Round };
+/// How codes, scale and offset are stored. None: rows stay bf16.
+enum class CodecId : uint8_t { None, Int2 };
+
+/// `windowed` (default): the rule above, in prompts too. `exact`: every query of a prompt reads all of the prompt in
+/// bf16, as the papers' protocols do; the history is packed when the prompt is done.
+enum class PrefillPolicy : uint8_t { Windowed, Exact };
+
+/// Transform + coder + codec under one name ("bf16", "naive2", "quarot2", "oscar2").
+struct Method {
+  std::string name = "bf16";
+  CodecId codec = CodecId::None;
+  CoderKind coder = CoderKind::Round;
+  TransformKind transform = TransformKind::Identity;
+  RotationRecipe recipe = RotationRecipe::UHP;
+  RotationSharing sharing = RotationSharing::Head;
+  ValueTarget value_target = ValueTarget::AttentionOutput;
+  int group = 0;  // values that share one scale and offset; 0: head_dim up to 128, else its default divisor
+  /// Clip ratio in (0, 1]; 1 turns clipping off; nullopt: per layer from the calibration file.
+  std::optional<float> clip_k = 1.0f, clip_v = 1.0f;
+
+  bool quantized() const { return codec != CodecId::None; }
+  bool needs_calibration() const { return transform == TransformKind::Calibrated || !clip_k || !clip_v; }
+};
+
+struct CacheSpec {
+  Method method;
+  int sink_tokens = 64;     // multiple of kPageTokens
+  int recent_tokens = 256;  // multiple of kPageTokens
+  PrefillPolicy prefill = PrefillPolicy::Windowed;
+
+  int sink_pages() const { return sink_tokens / kPageTokens; }
+  int recent_pages() const { return recent_tokens / kPageTokens; }
+
+  /// "oscar2:clip-k=0.96,clip-v=0.92,group=32" -> a spec with default windows. Every parameter it prints, it parses.
+  /// Errors: BadArgument for an unknown method (lists them), parameter (lists those of the method) or value.
+  static CacheSpec parse(std::string_view method_text);
+  /// The canonical text of the method with all parameters that differ from the method's row.
+  std::string method_text() const;
+  /// One line for people: method, windows, policy.
+  std::string describe() const;
+  /// Throws BadArgument unless windows and group fit this head_dim. `group_for` is the group that will be used.
+  void validate(int head_dim) const;
+  int group_for(int head_dim) const;
+  /// Stable across runs and machines; part of every cache key and file.
+  uint64_t hash() const;
+};
+
+/// Names and one-line descriptions of all methods, in table order.
+struct MethodInfo {
+  std::string name, description;
+};
+const std::vector<MethodInfo>& methods();
+
+}  // namespace kv2

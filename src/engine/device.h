@@ -1,0 +1,19 @@
+// The one place that knows which backends exist.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ops/backend.h"
+
+namespace kv2 {
+
+struct DeviceOptions {
+  std::string device = "cpu";  // "cpu"; "reference" (scalar oracle, slow)
+  int n_threads = 0;
+  LinearPrecision linear_precision = LinearPrecision::Auto;
+};
+/// Throws Unsupported listing the devices of this build.
+std::unique_ptr<Backend> open_device(const DeviceOptions& options);
+
+}  // namespace kv2

@@ -1,0 +1,42 @@
+// Perplexity and KL divergence of several methods in one pass over a text: bf16 and every method walk the same chunks,
+// logits are compared and forgotten. Same weights, same linears; only the cache differs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kv2/cache.h"
+#include "kv2/calibrate.h"
+#include "model/model.h"
+
+namespace kv2 {
+
+struct DivergenceOptions {
+  int64_t window = 0;        // tokens; 0: the model's context; never longer than it
+  int64_t max_tokens = 0;    // of the text; 0: all
+  int chunk_tokens = 256;
+};
+
+/// One method's row. KL is KL(bf16 ‖ method) in nats, over positions whose history is not empty.
+struct DivergenceResult {
+  std::string method;          // canonical text
+  double history_bits = 0, all_in_bits = 0;
+  size_t kv_bytes = 0;         // all-in bytes of one sequence of a window's tokens
+  int64_t tokens = 0;          // scored positions of ppl
+  int64_t kl_tokens = 0;       // scored positions of KL
+  double ppl = 0;
+  double kl_mean = 0, kl_median = 0, kl_p99 = 0, kl_max = 0, top1 = 0;  // top1: share of equal arg max
+};
+
+std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector<int32_t>& tokens,
+                                                 const std::vector<CacheSpec>& specs, const Calibration* calibration,
+                                                 const DivergenceOptions& options);
+
+/// One JSON object per result, the fields named as above.
+std::string to_json(const DivergenceResult& r);
+/// A table for people.
+std::string to_table(const std::vector<DivergenceResult>& results);
+
+}  // namespace kv2

@@ -1,0 +1,75 @@
+// Model: weights on a backend and one forward for all of them. Keeps no state between forwards: that is the KvCache's.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/kv_cache.h"
+#include "model/config.h"
+
+namespace kv2 {
+
+/// Flat rows of one forward: slices of sequences, one after the other.
+struct Batch {
+  std::vector<int32_t> tokens;  // [n_rows]
+  std::vector<Slice> slices;    // cover all rows in order
+  std::vector<int32_t> logit_rows;  // ascending rows whose logits are wanted
+};
+
+/// What one layer's attention consumed, for calibration and diagnosis. Host memory, valid during the call.
+struct LayerActivations {
+  int layer, n_rows;
+  std::span<const int64_t> positions;  // [n_rows]
+  const float* q;              // [n_rows, n_heads, head_dim] after QK-norm and RoPE, un-rotated
+  const float* k_before_rope;  // [n_rows, n_kv_heads, head_dim] after QK-norm
+  const float* k;              // [n_rows, n_kv_heads, head_dim] after RoPE, un-rotated
+  const float* v;              // [n_rows, n_kv_heads, head_dim] un-rotated
+  const float* attention_out;  // [n_rows, n_heads, head_dim] un-rotated, before W_o
+};
+
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void on_layer(const LayerActivations& a) = 0;
+};
+
+class Model {
+ public:
+  /// `path`: a .gguf file or a Hugging Face directory. Errors: Io, BadFile, Unsupported; each names the key or
+  /// tensor (layer, expected and found shape) and what is supported.
+  /// max_rows: the most rows of one forward; scratch is allocated for that once.
+  static std::unique_ptr<Model> load(const std::string& path, Backend& backend, int max_rows);
+  ~Model();
+
+  const ModelConfig& config() const;
+  const TensorFile& file() const;
+  /// "<architecture>-<32 hex>": weights, architecture and RoPE pairing. Computed on first use.
+  const std::string& fingerprint() const;
+  Backend& backend() const;
+  int max_rows() const;
+  size_t weight_bytes() const;   // on the device
+  size_t scratch_bytes() const;  // of forwards of max_rows rows
+
+  /// One step. Pages must be reserved. logits: [batch.logit_rows.size(), vocab], host memory.
+  /// observer may be nullptr.
+  void forward(const Batch& batch, KvCache& cache, std::span<float> logits, Observer* observer);
+
+ private:
+  Model();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Device bytes of weights and scratch without loading anything: for `kv2 plan`.
+struct ModelPlan {
+  size_t weight_bytes = 0, scratch_bytes = 0;
+};
+ModelPlan plan_model(const ModelConfig& config, const Backend& backend, int max_rows);
+
+/// Opens either format. GGUF when the path is a file, else a Hugging Face directory.
+std::unique_ptr<TensorFile> open_model_file(const std::string& path);
+ModelConfig read_config(const TensorFile& file);
+
+}  // namespace kv2

@@ -1,0 +1,87 @@
+// THE seam between numerics and machines: one device's memory and its dozen operations, all runtime values.
+// `ops/reference` is the oracle of every op; src/cpu and src/cuda implement it at speed.
+//
+// What a backend promises (docs/equality.md):
+//  - demote: codes, scales and offsets bit-identical to quant/int2 on the same bf16 rows;
+//  - linear and attend: a row's result does not depend on the other rows of the batch, on how a prompt is cut into
+//    chunks, or on the number of threads (fixed tile shapes, one order of summation and of page merging);
+//  - ops run in the order of the calls; sync() waits for all of them. One caller at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "ops/params.h"
+
+namespace kv2 {
+
+class ThreadTeam;
+
+/// How a backend should keep and multiply weights.
+enum class LinearPrecision : uint8_t {
+  Auto,  // bf16 where the machine has a fast path for it, f32 elsewhere
+  F32,
+  Bf16,
+};
+
+/// A weight matrix, packed for the backend. out = in·Wᵀ + bias.
+class Linear {
+ public:
+  virtual ~Linear() = default;
+  virtual int n_in() const = 0;
+  virtual int n_out() const = 0;
+  virtual size_t bytes() const = 0;  // of device memory
+};
+
+/// Rows of a matrix on demand, so that a large one never exists twice: fill(row0, n, out [n, n_in]).
+struct LinearSource {
+  int n_in = 0, n_out = 0;
+  std::function<void(int row0, int n_rows, float* out)> fill;
+  std::span<const float> bias;  // [n_out] or empty
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// One line for the start-up table: device, instruction set, kernels and precision chosen, threads.
+  virtual std::string describe() const = 0;
+  /// "bf16" or "f32": what linear() multiplies in.
+  virtual std::string linear_precision() const = 0;
+
+  // Memory, 64-byte aligned. allocate throws OutOfMemory with the size asked for.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) noexcept = 0;
+  virtual void upload(void* device, const void* host, size_t bytes) = 0;
+  virtual void download(void* host, const void* device, size_t bytes) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;  // device to device
+  virtual void sync() = 0;
+
+  virtual std::unique_ptr<Linear> make_linear(const LinearSource& source) = 0;
+  /// The token embedding; `make_linear` of the same source gives tied output weights. Kept in bf16 or f32.
+  virtual std::unique_ptr<Linear> make_embedding(const LinearSource& source) = 0;
+  /// Device memory that linear() needs at most for batches of n_rows, so that it can be planned.
+  virtual size_t scratch_bytes(int n_rows, int max_width, const KvShape& shape) const = 0;
+
+  virtual void embed(const Linear& table, const EmbedParams& p) = 0;
+  virtual void rms_norm(const RmsNormParams& p) = 0;
+  virtual void linear(const Linear& weights, const LinearParams& p) = 0;
+  virtual void rope(const RopeParams& p) = 0;
+  virtual void transform(const TransformParams& p) = 0;
+  virtual void append(const AppendParams& p) = 0;
+  virtual void demote(const DemoteParams& p) = 0;
+  virtual void attend(const AttendParams& p) = 0;
+  virtual void swiglu(const SwigluParams& p) = 0;
+
+  // The private layout of a head page against the canonical one (docs/page-format.md), host memory on the right.
+  virtual void export_full(const void* head_page, int head_dim, std::span<std::byte> canonical) = 0;
+  virtual void import_full(void* head_page, int head_dim, std::span<const std::byte> canonical) = 0;
+  virtual void export_packed(const void* head_page, const Int2Layout& layout, std::span<std::byte> canonical) = 0;
+  virtual void import_packed(void* head_page, const Int2Layout& layout, std::span<const std::byte> canonical) = 0;
+};
+
+}  // namespace kv2

@@ -1,0 +1,30 @@
+// Calibrated rotations R = U·H·P (arXiv 2605.17757, sec. 3): U the eigenvectors of a covariance in ascending order of
+// eigenvalue, H the normalised Hadamard matrix, P the bit-reversal permutation of the channels sorted by importance.
+// Double precision throughout, Eigen's self-adjoint solver.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kv2/cache.h"
+#include "quant/transform.h"
+
+namespace kv2 {
+
+/// H of order n, row-major [n, n], entries ±1/sqrt(n), symmetric where n is a power of two.
+std::vector<double> hadamard(int n);
+/// perm[j] = n-1-bit_reversal(j): (M·P)[:, j] = M[:, perm[j]]. n a power of two, else Unsupported.
+std::vector<int> bit_reversal_permutation(int n);
+
+/// R of one covariance [d, d] (symmetrised here). Column signs are fixed (largest entry of each eigenvector positive)
+/// so that the same covariance gives the same rotation. P is left out where d is no power of two.
+std::vector<double> rotation_from_covariance(std::span<const float> covariance, int head_dim, RotationRecipe recipe);
+
+/// A rotation per KV head from [n_kv_heads, d, d], or with RotationSharing::Layer one from the heads' mean, broadcast.
+Transform calibrated_transform(std::span<const float> covariances, int n_kv_heads, int head_dim, RotationRecipe recipe,
+                               RotationSharing sharing);
+
+/// max |RᵀR - I| over all heads of encode·decode; a transform is sound below about 1e-5.
+double inverse_error(const Transform& transform);
+
+}  // namespace kv2
