@@ -17,10 +17,10 @@ test: all
 	@scripts/test
 
 format:
-	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+	@git ls-files '*.h' '*.cpp' '*.cc' | xargs clang-format -i
 
 lint: all
-	@git ls-files '*.cpp' | xargs clang-tidy -p $(BUILD) --quiet
+	@scripts/lint
 
 fuzz:
 	@scripts/fuzz

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// kv2 logits MODEL --tokens IDS.npy --out LOGITS.npy: raw logits for anyone who wants to compare. Needs no tokenizer.
+#include "eval/logits.h"
+
+#include "apps/options.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "eval/npy.h"
+
+namespace kv2::app {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  CacheOptions cache;
+  std::string tokens, out, kv = "bf16";
+};
+
+void run(const Options& o) {
+  catch_interrupts();
+  const CacheSpec spec = o.cache.spec(o.kv);
+  Session s = open_session(o.model, 256);
+  std::optional<Calibration> calibration;
+  if (spec.method.needs_calibration()) calibration = find_calibration(*s.model, o.cache.calibration);
+  TokenSource source{.text_file = "", .tokens_file = o.tokens};
+  write_logits(*s.model, spec, calibration ? &*calibration : nullptr, source.read(s), o.out);
+}
+
+}  // namespace
+
+void add_logits(CLI::App& program) {
+  auto* app = program.add_subcommand("logits", "write logits [n_tokens, vocab] float32 of given token ids");
+  auto o = std::make_shared<Options>();
+  o->model.add_to(*app);
+  o->cache.add_to(*app);
+  app->add_option("--tokens", o->tokens, "token ids, a .npy file of integers")->required();
+  app->add_option("--out", o->out, "the .npy file to write")->required();
+  app->add_option("--kv", o->kv, kv_help());
+  app->callback([o] { run(*o); });
+}
+
+}  // namespace kv2::app

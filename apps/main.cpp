@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program kv2: subcommands, and the one place where errors become exit codes: 0 done, 1 failed, 2 wrong usage.
+// stdout is data, stderr is everything else.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "apps/options.h"
+#include "base/log.h"
+#include "kv2/error.h"
+
+namespace {
+
+int exit_code(kv2::ErrorCode code) {
+  switch (code) {
+    case kv2::ErrorCode::BadArgument: return 2;
+    case kv2::ErrorCode::Interrupted: return 130;
+    default: return 1;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App program{"kv2: long contexts on a 2-bit KV cache"};
+  program.set_version_flag("--version", KV2_VERSION);
+  program.require_subcommand(1);
+  program.add_flag_callback("-q,--quiet", [] { kv2::set_quiet(true); }, "only warnings and errors on stderr");
+  program.fallthrough();
+  kv2::app::add_run(program);
+  kv2::app::add_calibrate(program);
+  kv2::app::add_eval(program);
+  kv2::app::add_plan(program);
+  kv2::app::add_logits(program);
+  kv2::app::add_tokenize(program);
+  kv2::app::add_inspect(program);
+  try {
+    program.parse(argc, argv);
+    if (std::fflush(stdout) != 0) throw kv2::Error(kv2::ErrorCode::Io, "cannot write to stdout");
+    return 0;
+  } catch (const CLI::Success& e) {  // --help, --version
+    return program.exit(e);
+  } catch (const CLI::ParseError& e) {
+    fmt::print(stderr, "kv2: {}\nTry: kv2 --help, kv2 COMMAND --help\n", e.what());
+    return 2;
+  } catch (const kv2::Error& e) {
+    fmt::print(stderr, "kv2: {}\n", e.what());
+    return exit_code(e.code());
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "kv2: out of memory; a smaller --ctx needs less (see: kv2 plan MODEL --ctx N)\n");
+    return 1;
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "kv2: {}\n", e.what());
+    return 1;
+  }
+}

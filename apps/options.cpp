@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "cache/cache_plan.h"
+#include "calibrate/calibrate.h"
+#include "eval/npy.h"
+
+namespace kv2::app {
+
+void ModelOptions::add_to(CLI::App& app) {
+  app.add_option("model", model, "a .gguf file or a Hugging Face directory")->required();
+  app.add_option("--device", device, "cpu, or reference (the scalar oracle, slow)");
+  app.add_option("--threads", threads, "default: the cores this process may use")->check(CLI::Range(0, 1024));
+  app.add_option("--linears", linears, "auto, bf16 or f32: what weights are multiplied in")
+      ->check(CLI::IsMember({"auto", "bf16", "f32"}));
+}
+
+DeviceOptions ModelOptions::device_options() const {
+  return {.device = device,
+          .n_threads = threads,
+          .linear_precision = linears == "f32"    ? LinearPrecision::F32
+                              : linears == "bf16" ? LinearPrecision::Bf16
+                                                  : LinearPrecision::Auto};
+}
+
+const Tokenizer& Session::require_tokenizer(const std::string& instead) const {
+  if (!tokenizer)
+    throw_error(ErrorCode::Unsupported, "this model's tokenizer cannot be used: {}; {}", why_no_tokenizer, instead);
+  return *tokenizer;
+}
+
+Session open_session(const ModelOptions& options, int max_rows) {
+  Session s;
+  s.backend = open_device(options.device_options());
+  s.model = Model::load(options.model, *s.backend, max_rows);
+  s.tokenizer = load_tokenizer(s.model->file(), &s.why_no_tokenizer);
+  s.chat_template = load_chat_template(s.model->file());
+  return s;
+}
+
+void CacheOptions::add_to(CLI::App& app) {
+  app.add_option("--calibration", calibration, "file of `kv2 calibrate`; default: the one in the user's cache");
+  app.add_option("--prefill", prefill, "windowed: prompts read what decode will read; exact: prompts read bf16")
+      ->check(CLI::IsMember({"windowed", "exact"}));
+  app.add_option("--sink", sink, "first tokens kept in bf16, a multiple of 64");
+  app.add_option("--recent", recent, "last tokens kept in bf16, a multiple of 64");
+}
+
+CacheSpec CacheOptions::spec(const std::string& kv) const {
+  CacheSpec s = CacheSpec::parse(kv);
+  s.sink_tokens = sink;
+  s.recent_tokens = recent;
+  s.prefill = prefill == "exact" ? PrefillPolicy::Exact : PrefillPolicy::Windowed;
+  return s;
+}
+
+std::string kv_help() {
+  std::string text = "KV cache method, parameters after a colon ('oscar2:clip-k=0.96,group=32')";
+  for (const MethodInfo& m : methods()) text += fmt::format("\n  {}: {}", m.name, m.description);
+  return text;
+}
+
+void add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults) {
+  kv = {defaults};
+  app.add_option("--kv", kv, kv_help() + "\nseveral: --kv bf16,naive2 or --kv repeated")
+      ->allow_extra_args(false)
+      ->type_name("METHOD")
+      ->capture_default_str();
+}
+
+std::vector<std::string> split_methods(const std::vector<std::string>& texts) {
+  std::vector<std::string> out;
+  for (const std::string& text : texts) {
+    bool fresh = true;  // the next piece starts a method even if it has '='
+    for (size_t from = 0; from <= text.size();) {
+      const size_t comma = std::min(text.find(',', from), text.size());
+      const std::string piece = text.substr(from, comma - from);
+      const bool parameter = piece.find('=') != std::string::npos && piece.find(':') == std::string::npos;
+      if (fresh || !parameter)
+        out.push_back(piece);
+      else
+        out.back() += "," + piece;
+      fresh = false;
+      from = comma + 1;
+    }
+  }
+  return out;
+}
+
+std::optional<Calibration> find_calibration(const Model& model, const std::string& path) {
+  const std::string where = path.empty() ? default_calibration_path(model.fingerprint()) : path;
+  if (path.empty() && !std::filesystem::exists(where)) return std::nullopt;
+  Calibration c = Calibration::load(where);
+  c.require_model(model.fingerprint());
+  return c;
+}
+
+void TokenSource::add_to(CLI::App& app) {
+  auto* text = app.add_option("--text", text_file, "a text file");
+  auto* tokens = app.add_option("--tokens", tokens_file, "token ids, a .npy file of integers");
+  text->excludes(tokens);
+}
+
+std::vector<int32_t> TokenSource::read(const Session& session) const {
+  std::vector<int32_t> ids;
+  if (!tokens_file.empty()) {
+    ids = read_npy_tokens(tokens_file);
+  } else if (!text_file.empty()) {
+    const std::string text = read_file(text_file, size_t{1} << 30);
+    ids = session.require_tokenizer("give token ids with --tokens FILE.npy")
+              .encode(text, Tokenizer::Special::AsText, Tokenizer::Bos::AsModelSays);
+  } else {
+    throw_error(ErrorCode::BadArgument, "no text: give --text FILE or --tokens FILE.npy");
+  }
+  const int vocab = session.model->config().vocab;
+  for (size_t i = 0; i < ids.size(); i++)
+    if (ids[i] < 0 || ids[i] >= vocab)
+      throw_error(ErrorCode::BadArgument, "token {} at index {} is outside this model's vocabulary of {}", ids[i], i,
+                  vocab);
+  return ids;
+}
+
+int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens, int64_t asked) {
+  const int64_t trained = model.config().context;
+  if (asked < 0) throw_error(ErrorCode::BadArgument, "--ctx must be positive, found {}", asked);
+  if (asked > trained)
+    throw_error(ErrorCode::BadArgument, "--ctx {} is past the {} positions this model was trained for", asked, trained);
+  const CacheCapacity capacity{
+      .context_tokens = asked > 0 ? asked : trained, .n_sequences = n_sequences, .chunk_tokens = chunk_tokens};
+  const KvShape shape = model.config().kv_shape();
+  const size_t room = available_memory(), needed = plan_cache(spec, shape, capacity).total_bytes();
+  const size_t spare = std::min<size_t>(room / 20, size_t{256} << 20);  // for the program's own small things
+  if (needed + spare <= room) return capacity.context_tokens;
+  const int64_t fits = context_that_fits(spec, shape, capacity, room > spare ? room - spare : 0);
+  if (asked > 0 || fits < 1)
+    throw_error(ErrorCode::OutOfMemory,
+                "a context of {} tokens needs {} of KV cache and {} are free; {} would fit (--ctx {})",
+                capacity.context_tokens, format_bytes(needed), format_bytes(room), fits, fits);
+  log_info(fmt::format("context: {} tokens fit in memory (the model allows {})", fits, trained));
+  return fits;
+}
+
+void print_start_table(const Model& model, const CacheSpec& spec, const CachePlan& plan,
+                       const std::optional<Calibration>& calibration) {
+  const ModelConfig& c = model.config();
+  const auto& l = plan.layout;
+  const size_t page = spec.method.quantized() ? l.packed_page_bytes() : l.full_page_bytes();
+  std::string basis = "none needed";
+  if (spec.method.needs_calibration() && calibration)
+    basis = fmt::format("{} tokens, text {}", calibration->n_tokens, calibration->text_hash);
+  std::string quantized = "none (bf16)";
+  if (spec.method.quantized())
+    quantized = fmt::format("{} of {} layers, {} KV heads each, head_dim {}, groups of {}", c.n_layers, c.n_layers,
+                            c.n_kv_heads, c.head_dim, l.group);
+  log_info(fmt::format("model        {} ({}), weights {}", c.name.empty() ? "?" : c.name, name_of(c.architecture),
+                       format_bytes(model.weight_bytes())));
+  log_info(fmt::format("backend      {}", model.backend().describe()));
+  log_info(fmt::format("kv           {}", spec.describe()));
+  log_info(fmt::format("quantized    {}", quantized));
+  log_info(fmt::format("calibration  {}", basis));
+  log_info(fmt::format("bits         {:.4g} per element in the history, {:.4g} all-in at {} tokens", l.history_bits(),
+                       plan.all_in_bits(plan.capacity.context_tokens), plan.capacity.context_tokens));
+  log_info(fmt::format("bytes        {} per token of history", page / kPageTokens));
+  log_info(fmt::format("pages        {} full ({}), {} packed ({})", plan.n_full_pages, format_bytes(plan.full_bytes),
+                       plan.n_packed_pages, format_bytes(plan.packed_bytes)));
+  log_info(fmt::format("memory       kv {}, scratch {}", format_bytes(plan.total_bytes()),
+                       format_bytes(model.scratch_bytes())));
+}
+
+}  // namespace kv2::app

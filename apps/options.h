@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options that several subcommands share, and what they open: one place for names, defaults and help texts.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/device.h"
+#include "engine/engine.h"
+#include "kv2/cache.h"
+#include "kv2/calibrate.h"
+#include "model/model.h"
+#include "text/tokenizer.h"
+
+namespace kv2::app {
+
+struct ModelOptions {
+  std::string model, device = "cpu", linears = "auto";
+  int threads = 0;
+
+  void add_to(CLI::App& app);
+  DeviceOptions device_options() const;
+};
+
+/// A model ready to run; the tokenizer may be missing (`why_no_tokenizer` says why).
+struct Session {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::string why_no_tokenizer, chat_template;
+
+  /// The tokenizer, or an error that says why there is none and what to do.
+  const Tokenizer& require_tokenizer(const std::string& instead) const;
+};
+Session open_session(const ModelOptions& options, int max_rows);
+
+struct CacheOptions {
+  std::string calibration, prefill = "windowed";
+  int sink = 64, recent = 256;
+
+  void add_to(CLI::App& app);
+  /// The spec of one --kv text under these windows.
+  CacheSpec spec(const std::string& kv) const;
+};
+/// Help text of --kv with all methods.
+std::string kv_help();
+/// A repeatable --kv option: every occurrence may hold several methods, split by commas ("bf16,oscar2:clip-k=0.9,naive2":
+/// a piece with '=' belongs to the method before it).
+void add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults);
+std::vector<std::string> split_methods(const std::vector<std::string>& texts);
+
+/// The calibration given by --calibration, or the one in the user's cache made for this model; nullopt when neither
+/// exists. Throws when a given file is unreadable or made for another model.
+std::optional<Calibration> find_calibration(const Model& model, const std::string& path);
+
+/// Token ids from --text (needs the tokenizer) or --tokens (.npy). Exactly one must be given.
+struct TokenSource {
+  std::string text_file, tokens_file;
+  void add_to(CLI::App& app);
+  bool given() const { return !text_file.empty() || !tokens_file.empty(); }
+  std::vector<int32_t> read(const Session& session) const;
+};
+
+/// Tokens per sequence: `asked`, or (0) what the model was trained for if memory holds that, else what fits.
+/// Errors: BadArgument past the model's positions, OutOfMemory naming what would fit.
+int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens, int64_t asked);
+
+/// One table on stderr: what is loaded, quantized, allocated and chosen.
+void print_start_table(const Model& model, const CacheSpec& spec, const CachePlan& plan,
+                       const std::optional<Calibration>& calibration);
+
+// Subcommands: each adds itself to the program and runs when chosen.
+void add_run(CLI::App& program);
+void add_calibrate(CLI::App& program);
+void add_eval(CLI::App& program);
+void add_logits(CLI::App& program);
+void add_tokenize(CLI::App& program);
+void add_inspect(CLI::App& program);
+void add_plan(CLI::App& program);
+
+}  // namespace kv2::app

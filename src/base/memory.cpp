@@ -1,0 +1,52 @@
+#include "base/memory.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+
+namespace kv2 {
+namespace {
+
+constexpr size_t kUnknown = std::numeric_limits<size_t>::max();
+
+size_t read_number(const char* path) {  // "max" and unreadable files count as no limit
+  std::ifstream file(path);
+  size_t n = 0;
+  return file >> n ? n : kUnknown;
+}
+
+size_t machine_available() {
+  std::ifstream file("/proc/meminfo");
+  std::string key, unit;
+  for (size_t kib = 0; file >> key >> kib; std::getline(file, unit))
+    if (key == "MemAvailable:") return kib * 1024;
+  return kUnknown;
+}
+
+}  // namespace
+
+size_t available_memory() {
+  size_t room = machine_available();
+  const size_t limit = read_number("/sys/fs/cgroup/memory.max"), used = read_number("/sys/fs/cgroup/memory.current");
+  if (limit != kUnknown && used != kUnknown) room = std::min(room, limit > used ? limit - used : 0);
+  return room;
+}
+
+size_t peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<size_t>(usage.ru_maxrss) * 1024;
+}
+
+std::string format_bytes(size_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double x = static_cast<double>(bytes);
+  int u = 0;
+  while (x >= 1024 && u < 4) x /= 1024, u++;
+  return u == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.{}f} {}", x, x < 10 ? 2 : x < 100 ? 1 : 0, units[u]);
+}
+
+}  // namespace kv2
