@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "base/threads.h"
 
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -10,6 +12,32 @@
 #include "base/check.h"
 
 namespace kv2 {
+namespace {
+
+inline void pause_cpu() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Spins until done() or for about 40 microseconds, the length of a small loop; true when done. Waking a sleeping
+/// thread costs 5 to 50 microseconds, so spinning longer than that wins nothing.
+template <class Done>
+bool spin_until(const Done& done) {
+  constexpr std::chrono::microseconds kSpin{40};
+  const auto start = std::chrono::steady_clock::now();
+  do {
+    for (int i = 0; i < 32; i++) {
+      if (done()) return true;
+      pause_cpu();
+    }
+  } while (std::chrono::steady_clock::now() - start < kSpin);
+  return done();
+}
+
+}  // namespace
 
 int usable_cores() {
   int n = static_cast<int>(std::thread::hardware_concurrency());
@@ -31,15 +59,22 @@ ThreadTeam::ThreadTeam(int n_threads) {
   if (n_threads == 0) n_threads = usable_cores();
   if (n_threads < 1 || n_threads > 1024)
     throw_error(ErrorCode::BadArgument, "threads must be between 1 and 1024, found {}", n_threads);
-  for (int i = 1; i < n_threads; i++) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < n_threads; i++) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {  // the system refused a thread: those that exist must end before the team's memory goes
+    stop_workers();
+    throw;
+  }
 }
 
 ThreadTeam::~ThreadTeam() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  wake_.notify_all();
+  stop_workers();
+}
+
+void ThreadTeam::stop_workers() {
+  stop_.store(true);
+  round_.fetch_add(1);
+  round_.notify_all();
   for (auto& w : workers_) w.join();
 }
 
@@ -48,23 +83,20 @@ void ThreadTeam::drain(int worker) {
     for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < n_tasks_;) (*task_)(i, worker);
   } catch (...) {
     next_.store(n_tasks_, std::memory_order_relaxed);
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(failure_mutex_);
     if (!failure_) failure_ = std::current_exception();
   }
 }
 
 void ThreadTeam::work(int worker) {
-  uint64_t seen = 0;
+  uint32_t seen = 0;
   for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stop_ || round_ != seen; });
-      if (stop_) return;
-      seen = round_;
-    }
-    drain(worker);
-    std::lock_guard lock(mutex_);
-    if (--n_busy_ == 0) done_.notify_one();
+    if (!spin_until([&] { return round_.load(std::memory_order_relaxed) != seen; })) round_.wait(seen);
+    seen = round_.load();
+    if (stop_.load()) return;
+    inside_.fetch_add(1);
+    if (open_.load()) drain(worker);
+    if (inside_.fetch_sub(1) == 1) inside_.notify_all();
   }
 }
 
@@ -74,20 +106,24 @@ void ThreadTeam::run(int64_t n_tasks, const std::function<void(int64_t, int)>& t
     for (int64_t i = 0; i < n_tasks; i++) task(i, 0);
     return;
   }
-  {
-    std::lock_guard lock(mutex_);
-    task_ = &task;
-    n_tasks_ = n_tasks;
-    next_.store(0, std::memory_order_relaxed);
-    n_busy_ = static_cast<int>(workers_.size());
-    failure_ = nullptr;
-    round_++;
-  }
-  wake_.notify_all();
+  task_ = &task;
+  n_tasks_ = n_tasks;
+  next_.store(0, std::memory_order_relaxed);
+  open_.store(true);
+  round_.fetch_add(1);
+  round_.notify_all();  // no system call while nobody sleeps
   drain(0);
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] { return n_busy_ == 0; });
-  if (failure_) std::rethrow_exception(failure_);
+  open_.store(false);
+  for (;;) {
+    if (spin_until([&] { return inside_.load() == 0; })) break;
+    if (const uint32_t inside = inside_.load(); inside != 0) inside_.wait(inside);
+  }
+  std::exception_ptr failure;
+  {
+    std::lock_guard lock(failure_mutex_);
+    std::swap(failure, failure_);
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace kv2

@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // One persistent team of threads, the only parallelism of kv2. A loop hands out task numbers; what a task computes
 // must not depend on which worker runs it or how many there are.
+//
+// A decode step is some 300 loops of a few tens of microseconds, so workers spin for a moment before they sleep, and a
+// loop never waits for a worker that has not arrived: the caller drains the tasks itself and closes the loop.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -30,17 +33,20 @@ class ThreadTeam {
  private:
   void work(int worker);
   void drain(int worker);
+  void stop_workers();
 
+  // round_ announces a loop (workers sleep on it); open_ says whether one may be joined; inside_ counts the workers
+  // that may be looking at it. A worker enters (inside_ + 1) before it asks open_, and the caller closes before it asks
+  // inside_: in the single order of these atomics one of the two sees the other, so task_ never changes under a worker.
+  alignas(64) std::atomic<uint32_t> round_{0};
+  std::atomic<bool> open_{false}, stop_{false};
+  const std::function<void(int64_t, int)>* task_ = nullptr;  // written while closed and nobody is inside
+  int64_t n_tasks_ = 0;                                      // the same
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<uint32_t> inside_{0};
+  alignas(64) std::mutex failure_mutex_;
+  std::exception_ptr failure_;  // guarded by failure_mutex_
   std::vector<std::thread> workers_;
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
-  uint64_t round_ = 0;      // guarded by mutex_
-  int n_busy_ = 0;          // guarded by mutex_
-  bool stop_ = false;       // guarded by mutex_
-  std::exception_ptr failure_;  // guarded by mutex_
-  const std::function<void(int64_t, int)>* task_ = nullptr;
-  int64_t n_tasks_ = 0;
-  std::atomic<int64_t> next_{0};
 };
 
 /// Cores this process may run on: the smaller of its affinity mask and its cgroup's CPU quota, at least 1.
