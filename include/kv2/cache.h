@@ -55,6 +55,7 @@ struct Method {
 
   bool quantized() const { return codec != CodecId::None; }
   bool needs_calibration() const { return transform == TransformKind::Calibrated || !clip_k || !clip_v; }
+  bool operator==(const Method&) const = default;
 };
 
 struct CacheSpec {
@@ -65,6 +66,7 @@ struct CacheSpec {
 
   int sink_pages() const { return sink_tokens / kPageTokens; }
   int recent_pages() const { return recent_tokens / kPageTokens; }
+  bool operator==(const CacheSpec&) const = default;
 
   /// "oscar2:clip-k=0.96,clip-v=0.92,group=32" -> a spec with default windows. Every parameter it prints, it parses.
   /// Errors: BadArgument for an unknown method (lists them), parameter (lists those of the method) or value.

@@ -1,10 +1,13 @@
-// Bytes of a page. A page is 64 tokens of one sequence, all layers and KV heads; a head page is the part of one layer
-// and KV head, K and V together, and the unit that kernels see.
+// SPDX-License-Identifier: Apache-2.0
+// Bytes of a page. A page is 64 tokens of one sequence, all layers and KV heads; a head page is the part of
+// one layer and KV head, K and V together, and the unit that kernels see.
 //
 //   full head page    bf16  K [64][d]  then  V [64][d]                     (a backend may transpose inside)
-//   packed head page  K codes, V codes, K (scale, offset), V (scale, offset)    canonical form: docs/page-format.md
+//   packed head page  K codes, V codes, K (scale, offset), V (scale, offset)    canonical form:
+//   docs/page-format.md
 //
-// Pages of one format have one size; a backend's private layout of a head page has exactly the canonical size.
+// Pages of one format have one size; a backend's private layout of a head page has exactly the canonical
+// size.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +24,20 @@ struct KvShape {
   int q_per_kv() const { return n_heads / n_kv_heads; }
 };
 
+/// Channels that share one scale and offset where the method does not say: head_dim up to 128, above that the
+/// largest divisor of head_dim that is a multiple of 4 and at most 128 (192 -> 96, 256 -> 128). 0: there is
+/// none.
+int default_group(int head_dim);
+
 /// Canonical packed head page of int2: offsets in bytes from its start.
 struct Int2Layout {
   int head_dim, group;
 
   int n_groups() const { return head_dim / group; }
-  size_t codes_bytes() const { return static_cast<size_t>(kPageTokens) * head_dim / 4; }      // of K or of V
-  size_t params_bytes() const { return static_cast<size_t>(kPageTokens) * n_groups() * 4; }   // fp16 pairs of K or V
+  size_t codes_bytes() const { return static_cast<size_t>(kPageTokens) * head_dim / 4; }  // of K or of V
+  size_t params_bytes() const {
+    return static_cast<size_t>(kPageTokens) * n_groups() * 4;
+  }  // fp16 pairs of K or V
   size_t k_codes() const { return 0; }
   size_t v_codes() const { return codes_bytes(); }
   size_t k_params() const { return 2 * codes_bytes(); }
@@ -35,12 +45,14 @@ struct Int2Layout {
   size_t bytes() const { return 2 * (codes_bytes() + params_bytes()); }
 };
 
-/// Sizes and offsets for every layer of a cache. Layers may differ in format later: always go through the offsets.
+/// Sizes and offsets for every layer of a cache. Layers may differ in format later: always go through the
+/// offsets.
 struct PageLayout {
   KvShape shape;
   int group = 0;  // of the codec; 0 where nothing is packed
   CodecId codec = CodecId::None;
 
+  /// Errors: BadArgument when the shape is empty or the group does not divide head_dim.
   static PageLayout of(const CacheSpec& spec, const KvShape& shape);
 
   size_t full_head_bytes() const { return static_cast<size_t>(4) * kPageTokens * shape.head_dim; }
@@ -61,7 +73,9 @@ struct PageLayout {
   }
 
  private:
-  size_t index(int layer, int kv_head) const { return static_cast<size_t>(layer) * shape.n_kv_heads + kv_head; }
+  size_t index(int layer, int kv_head) const {
+    return static_cast<size_t>(layer) * shape.n_kv_heads + kv_head;
+  }
 };
 
 }  // namespace kv2

@@ -1,6 +1,7 @@
-// Transform: the basis in which K or V of one layer is stored. x' = (x - mean)·encode, x = x'·decode + mean, with
-// decode = encode⁻¹ (encodeᵀ for a rotation). Row vectors times matrices, one matrix per KV head; q of that head's
-// query heads becomes q' = q·decodeᵀ, so that q·k = q·mean + q'·k'.
+// SPDX-License-Identifier: Apache-2.0
+// Transform: the basis in which K or V of one layer is stored. x' = (x - mean)·encode, x = x'·decode + mean,
+// with decode = encode⁻¹ (encodeᵀ for a rotation). Row vectors times matrices, one matrix per KV head; q of
+// that head's query heads becomes q' = q·decodeᵀ, so that q·k = q·mean + q'·k'.
 #pragma once
 
 #include <vector>
@@ -22,8 +23,8 @@ struct LayerTransforms {
 };
 
 Transform identity_transform(int n_kv_heads, int head_dim);
-/// The normalised Hadamard matrix of order head_dim on every KV head. Orders: m·2^n with m in {1, 12, 20, 28};
-/// others throw Unsupported listing these.
+/// The normalised Hadamard matrix of order head_dim on every KV head. Orders: m·2^n with m in {1, 12, 20,
+/// 28}; others throw Unsupported listing these.
 Transform hadamard_transform(int n_kv_heads, int head_dim);
 
 }  // namespace kv2
