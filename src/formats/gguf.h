@@ -1,4 +1,15 @@
-// GGUF v3, memory-mapped: metadata and tensors, every length, offset, count, overlap and alignment checked before use.
+// SPDX-License-Identifier: Apache-2.0
+// GGUF v3, memory-mapped: metadata and tensors, every length, offset, count, overlap and alignment checked
+// before use.
+//
+//   | "GGUF" | version:4 | n_tensors:8 | n_keys:8 | keys: name, type:4, value … | tensor table: name,
+//   n_dims:4, dims:8 each (fastest first), type:4, offset:8 … | padding to general.alignment | data: every
+//   tensor at a multiple of it | A string is length:8 and bytes; an array is type:4, count:8 and values. All
+//   little endian.
+//
+// Limits: the constants of GgufFile; counts also by what is left of the file; duplicate keys and tensor
+// names, nested arrays, overlapping tensors and parts of split models are refused. Nothing is allocated that
+// the file does not back.
 #pragma once
 
 #include <memory>
@@ -11,17 +22,43 @@
 
 namespace kv2 {
 
-/// A metadata value. Integers of all widths become int64 (uint64 above its range is refused), floats become double.
+/// Value types as the file numbers them.
+enum class GgufType : uint32_t {
+  U8,
+  I8,
+  U16,
+  I16,
+  U32,
+  I32,
+  F32,
+  Bool,
+  String,
+  Array,
+  U64,
+  I64,
+  F64,
+};
+
+/// A metadata value. Integers of all widths become int64 (uint64 above its range is refused), floats become
+/// double.
 struct GgufValue {
   using Strings = std::vector<std::string>;
-  std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>, std::vector<bool>, Strings>
+  std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>,
+               std::vector<bool>, Strings>
       value;
+  GgufType type = GgufType::I64;  // as stored; of the elements when `array`
+  bool array = false;
   std::string type_text() const;  // "string", "array of float32", …
 };
+
+class GgufReader;
 
 class GgufFile final : public TensorFile {
  public:
   static constexpr uint32_t kVersion = 3;
+  static constexpr size_t kMaxStringBytes = size_t{64} << 20, kMaxArrayElements = size_t{16} << 20;
+  static constexpr size_t kMaxKeyBytes = 65535, kMaxTensorNameBytes = 63, kMaxAlignment = size_t{1} << 20;
+  static constexpr uint32_t kMaxDims = 4;
 
   /// Errors: Io, BadFile (truncated, corrupted: what was found and where), Unsupported (version, big endian).
   static std::unique_ptr<GgufFile> open(const std::string& path);
@@ -31,8 +68,8 @@ class GgufFile final : public TensorFile {
   const std::vector<std::pair<std::string, GgufValue>>& metadata() const { return metadata_; }  // file order
   const GgufValue* find_key(std::string_view key) const;
 
-  // Typed access. The plain form throws BadFile naming the key when it is absent or of another type; find_ returns
-  // nullopt when absent and throws when it has another type.
+  // Typed access. The plain form throws BadFile naming the key when it is absent or of another type; find_
+  // returns nullopt when absent and throws when it has another type.
   int64_t integer(std::string_view key) const;
   double number(std::string_view key) const;  // integers too
   const std::string& string(std::string_view key) const;
@@ -54,6 +91,11 @@ class GgufFile final : public TensorFile {
  private:
   GgufFile() = default;
   void parse_all();
+  void read_metadata(GgufReader& in, uint64_t n_keys);
+  void read_tensor_table(GgufReader& in, uint64_t n_tensors);
+  void place_tensors(size_t table_end);
+  const GgufValue& require_key(std::string_view key) const;
+  [[noreturn]] void wrong_type(std::string_view key, const GgufValue& value, std::string_view expected) const;
 
   std::string name_;
   std::unique_ptr<MappedFile> file_;

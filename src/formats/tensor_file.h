@@ -1,5 +1,5 @@
-// TensorFile: named tensors of a model file, decoded to float on demand. GGUF and Hugging Face directories both
-// present themselves as this. Thread-safe for reading once opened.
+// TensorFile: named tensors of a model file, decoded to float on demand. GGUF and Hugging Face directories
+// both present themselves as this. Thread-safe for reading once opened.
 #pragma once
 
 #include <cstddef>
