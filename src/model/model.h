@@ -1,4 +1,5 @@
-// Model: weights on a backend and one forward for all of them. Keeps no state between forwards: that is the KvCache's.
+// Model: weights on a backend and one forward for all of them. Keeps no state between forwards: that is the
+// KvCache's.
 #pragma once
 
 #include <memory>
@@ -13,8 +14,8 @@ namespace kv2 {
 
 /// Flat rows of one forward: slices of sequences, one after the other.
 struct Batch {
-  std::vector<int32_t> tokens;  // [n_rows]
-  std::vector<Slice> slices;    // cover all rows in order
+  std::vector<int32_t> tokens;      // [n_rows]
+  std::vector<Slice> slices;        // cover all rows in order
   std::vector<int32_t> logit_rows;  // ascending rows whose logits are wanted
 };
 
@@ -22,11 +23,11 @@ struct Batch {
 struct LayerActivations {
   int layer, n_rows;
   std::span<const int64_t> positions;  // [n_rows]
-  const float* q;              // [n_rows, n_heads, head_dim] after QK-norm and RoPE, un-rotated
-  const float* k_before_rope;  // [n_rows, n_kv_heads, head_dim] after QK-norm
-  const float* k;              // [n_rows, n_kv_heads, head_dim] after RoPE, un-rotated
-  const float* v;              // [n_rows, n_kv_heads, head_dim] un-rotated
-  const float* attention_out;  // [n_rows, n_heads, head_dim] un-rotated, before W_o
+  const float* q;                      // [n_rows, n_heads, head_dim] after QK-norm and RoPE, un-rotated
+  const float* k_before_rope;          // [n_rows, n_kv_heads, head_dim] after QK-norm
+  const float* k;                      // [n_rows, n_kv_heads, head_dim] after RoPE, un-rotated
+  const float* v;                      // [n_rows, n_kv_heads, head_dim] un-rotated
+  const float* attention_out;          // [n_rows, n_heads, head_dim] un-rotated, before W_o
 };
 
 class Observer {
@@ -37,9 +38,9 @@ class Observer {
 
 class Model {
  public:
-  /// `path`: a .gguf file or a Hugging Face directory. Errors: Io, BadFile, Unsupported; each names the key or
-  /// tensor (layer, expected and found shape) and what is supported.
-  /// max_rows: the most rows of one forward; scratch is allocated for that once.
+  /// `path`: a .gguf file or a Hugging Face directory. Errors: Io, BadFile, Unsupported; each names the key
+  /// or tensor (layer, expected and found shape) and what is supported. max_rows: the most rows of one
+  /// forward; scratch is allocated for that once.
   static std::unique_ptr<Model> load(const std::string& path, Backend& backend, int max_rows);
   ~Model();
 
@@ -56,9 +57,10 @@ class Model {
   /// observer may be nullptr.
   void forward(const Batch& batch, KvCache& cache, std::span<float> logits, Observer* observer);
 
+  struct Impl;  // model_impl.h, of this folder alone
+
  private:
   Model();
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

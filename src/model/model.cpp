@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loading, planning and the small questions of Model; forward is in decoder.cpp.
+#include "model/model.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/check.h"
+#include "model/model_impl.h"
+
+namespace kv2 {
+namespace {
+
+constexpr size_t kLogitTileBytes = size_t{16} << 20;
+
+/// Hands out 64-byte aligned runs of floats.
+struct Cursor {
+  size_t at = 0;
+  size_t take(size_t n_floats) {
+    const size_t begin = at;
+    at += (n_floats + 15) / 16 * 16;
+    return begin;
+  }
+};
+
+}  // namespace
+
+ScratchPlan::ScratchPlan(const ModelConfig& c, int rows) {
+  const size_t n = rows, q_width = static_cast<size_t>(c.n_heads) * c.head_dim,
+               kv_width = static_cast<size_t>(c.n_kv_heads) * c.head_dim;
+  Cursor shared;
+  x = shared.take(n * c.hidden);
+  normed = shared.take(n * c.hidden);
+
+  Cursor part = shared;
+  qkv = part.take(n * c.qkv_width());
+  q = part.take(n * q_width);
+  k = part.take(n * kv_width);
+  v = part.take(n * kv_width);
+  attention = part.take(n * q_width);
+  n_floats = part.at;
+
+  part = shared;
+  gate_up = part.take(n * 2 * c.intermediate);
+  activation = part.take(n * c.intermediate);
+  n_floats = std::max(n_floats, part.at);
+
+  part = shared;
+  logit_tile = static_cast<int>(
+      std::clamp<size_t>(kLogitTileBytes / (sizeof(float) * c.vocab), 1, std::min<size_t>(n, 64)));
+  last = part.take(static_cast<size_t>(logit_tile) * c.hidden);
+  logits = part.take(static_cast<size_t>(logit_tile) * c.vocab);
+  n_floats = std::max(n_floats, part.at);
+  max_width = std::max({c.qkv_width(), 2 * c.intermediate, c.hidden, c.vocab});
+}
+
+Model::Impl::Impl(Backend& b, std::unique_ptr<TensorFile> f, int rows)
+    : backend(b),
+      file(std::move(f)),
+      config(read_config(*file)),
+      max_rows(rows),
+      plan(config, rows),
+      weights(load_weights(*file, config, backend)),
+      scratch(backend, plan.bytes()),
+      inv_frequency(config.rope.inv_frequency(config.head_dim)) {}
+
+Model::Model() = default;
+Model::~Model() = default;
+
+std::unique_ptr<Model> Model::load(const std::string& path, Backend& backend, int max_rows) {
+  if (max_rows < 1)
+    throw_error(ErrorCode::BadArgument, "a model needs room for at least one row per step, not {}", max_rows);
+  std::unique_ptr<TensorFile> file = open_model_file(path);
+  std::unique_ptr<Model> model(new Model());
+  try {
+    model->impl_ = std::make_unique<Impl>(backend, std::move(file), max_rows);
+  } catch (const Error& e) {
+    throw e.in(path);
+  }
+  return model;
+}
+
+const ModelConfig& Model::config() const {
+  return impl_->config;
+}
+const TensorFile& Model::file() const {
+  return *impl_->file;
+}
+Backend& Model::backend() const {
+  return impl_->backend;
+}
+int Model::max_rows() const {
+  return impl_->max_rows;
+}
+size_t Model::weight_bytes() const {
+  return impl_->weights.bytes();
+}
+
+size_t Model::scratch_bytes() const {
+  const Impl& m = *impl_;
+  return m.plan.bytes() + m.backend.scratch_bytes(m.max_rows, m.plan.max_width, m.config.kv_shape());
+}
+
+const std::string& Model::fingerprint() const {
+  if (impl_->fingerprint.empty()) impl_->fingerprint = compute_fingerprint(*impl_->file, impl_->config);
+  return impl_->fingerprint;
+}
+
+ModelPlan plan_model(const ModelConfig& config, const Backend& backend, int max_rows) {
+  const ScratchPlan scratch(config, max_rows);
+  return {plan_weight_bytes(config, backend),
+          scratch.bytes() + backend.scratch_bytes(max_rows, scratch.max_width, config.kv_shape())};
+}
+
+std::unique_ptr<TensorFile> open_model_file(const std::string& path) {
+  std::error_code ec;
+  if (std::filesystem::is_directory(path, ec)) return HfDirectory::open(path);
+  return GgufFile::open(path);
+}
+
+ModelConfig read_config(const TensorFile& file) {
+  if (const auto* gguf = dynamic_cast<const GgufFile*>(&file)) return ModelConfig::from_gguf(*gguf);
+  if (const auto* hf = dynamic_cast<const HfDirectory*>(&file)) return ModelConfig::from_hf(*hf);
+  throw_error(ErrorCode::Unsupported,
+              "a {} alone is no model; supported are GGUF files and Hugging Face directories", file.kind());
+}
+
+}  // namespace kv2

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/weights.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "formats/gguf.h"
+#include "model/arch.h"
+
+namespace kv2 {
+namespace {
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+/// One tensor that the model needs.
+struct Wanted {
+  std::string name;
+  std::vector<int64_t> shape;
+  int layer;          // -1: none
+  std::string label;  // for messages: "layer 17: attn_k.weight"
+};
+
+/// Names of a file's tensors by their role.
+class Namer {
+ public:
+  explicit Namer(const TensorFile& file)
+      : names_(dynamic_cast<const GgufFile*>(&file) != nullptr ? gguf_names() : hf_names()) {}
+
+  const TensorNames& names() const { return names_; }
+  std::string prefix(int layer) const { return fmt::format(fmt::runtime(names_.layer_prefix), layer); }
+  std::string weight(int layer, const char* name) const {
+    return (layer < 0 ? "" : prefix(layer)) + name + ".weight";
+  }
+  std::string bias(int layer, const char* name) const { return prefix(layer) + name + ".bias"; }
+
+ private:
+  const TensorNames& names_;
+};
+
+std::vector<Wanted> wanted_tensors(const Namer& namer, const ModelConfig& c) {
+  const TensorNames& n = namer.names();
+  const int64_t q = int64_t{c.n_heads} * c.head_dim, kv = int64_t{c.n_kv_heads} * c.head_dim;
+  std::vector<Wanted> out;
+  const auto weight = [&](int layer, const char* name, std::vector<int64_t> shape) {
+    const std::string label = layer < 0 ? std::string() : fmt::format("layer {}: ", layer);
+    out.push_back({namer.weight(layer, name), std::move(shape), layer, label + name + ".weight"});
+  };
+  const auto bias = [&](int layer, const char* name, int64_t width) {
+    out.push_back({namer.bias(layer, name), {width}, layer, fmt::format("layer {}: {}.bias", layer, name)});
+  };
+  weight(-1, n.embedding, {c.vocab, c.hidden});
+  weight(-1, n.final_norm, {c.hidden});
+  if (!c.tied_embeddings) weight(-1, n.lm_head, {c.vocab, c.hidden});
+  for (int i = 0; i < c.n_layers; i++) {
+    weight(i, n.attention_norm, {c.hidden});
+    weight(i, n.q, {q, c.hidden});
+    weight(i, n.k, {kv, c.hidden});
+    weight(i, n.v, {kv, c.hidden});
+    weight(i, n.o, {c.hidden, q});
+    if (c.qkv_bias) bias(i, n.q, q), bias(i, n.k, kv), bias(i, n.v, kv);
+    if (c.output_bias) bias(i, n.o, c.hidden);
+    if (c.qk_norm) weight(i, n.q_norm, {c.head_dim}), weight(i, n.k_norm, {c.head_dim});
+    weight(i, n.mlp_norm, {c.hidden});
+    weight(i, n.gate, {c.intermediate, c.hidden});
+    weight(i, n.up, {c.intermediate, c.hidden});
+    weight(i, n.down, {c.hidden, c.intermediate});
+  }
+  return out;
+}
+
+/// What the file has beyond the model. A bias that nobody adds would give fluent, wrong text: refused.
+void check_extras(const TensorFile& file, const Namer& namer, const ModelConfig& c,
+                  const std::vector<Wanted>& wanted) {
+  std::unordered_set<std::string_view> known;
+  for (const Wanted& w : wanted) known.insert(w.name);
+  std::vector<std::string> extras;
+  for (const TensorInfo& t : file.tensors()) {
+    if (known.contains(t.name)) continue;
+    const bool ignored = std::any_of(namer.names().ignored.begin(), namer.names().ignored.end(),
+                                     [&](const std::string& suffix) { return t.name.ends_with(suffix); });
+    const bool tied_copy = c.tied_embeddings && t.name == namer.weight(-1, namer.names().lm_head);
+    if (ignored || tied_copy) continue;
+    if (t.name.ends_with(".bias"))
+      throw_error(ErrorCode::Unsupported, "tensor {}: the {} decoder has no such bias and would ignore it",
+                  t.name, name_of(c.architecture));
+    extras.push_back(t.name);
+  }
+  if (!extras.empty())
+    log_warning(fmt::format("{} tensor{} of the file {} not used by the {} decoder, the first is {}",
+                            extras.size(), extras.size() == 1 ? "" : "s", extras.size() == 1 ? "is" : "are",
+                            name_of(c.architecture), extras[0]));
+}
+
+/// Matrices stacked by rows: q, k and v, or gate and up. `names` without suffix.
+struct Stack {
+  std::vector<const TensorInfo*> parts;
+  std::vector<float> bias;
+};
+
+class Loader {
+ public:
+  Loader(const TensorFile& file, const ModelConfig& config, Backend& backend)
+      : file_(file),
+        namer_(file),
+        config_(config),
+        backend_(backend),
+        progress_("load model", count_bytes()) {}
+
+  ModelWeights load() {
+    const TensorNames& n = namer_.names();
+    ModelWeights w;
+    w.embedding = backend_.make_embedding(source(stack(-1, {n.embedding}, false)));
+    w.final_norm = vector(-1, n.final_norm);
+    w.lm_head = linear(-1, {config_.tied_embeddings ? n.embedding : n.lm_head}, false);
+    for (int i = 0; i < config_.n_layers; i++) {
+      throw_if_interrupted();
+      w.layers.push_back(layer(i));
+    }
+    return w;
+  }
+
+ private:
+  int64_t count_bytes() const {
+    int64_t bytes = 0;
+    for (const TensorInfo& t : file_.tensors()) bytes += static_cast<int64_t>(t.bytes);
+    return bytes;
+  }
+
+  LayerWeights layer(int i) {
+    const TensorNames& n = namer_.names();
+    LayerWeights w;
+    w.attention_norm = vector(i, n.attention_norm);
+    w.qkv = linear(i, {n.q, n.k, n.v}, config_.qkv_bias);
+    if (config_.qk_norm) w.q_norm = vector(i, n.q_norm), w.k_norm = vector(i, n.k_norm);
+    w.o = linear(i, {n.o}, config_.output_bias);
+    w.mlp_norm = vector(i, n.mlp_norm);
+    w.gate_up = linear(i, {n.gate, n.up}, false);
+    w.down = linear(i, {n.down}, false);
+    return w;
+  }
+
+  const TensorInfo& tensor(const std::string& name) const {
+    const TensorInfo* t = file_.find(name);
+    KV2_CHECK(t != nullptr, "{} passed check_tensors", name);
+    return *t;
+  }
+
+  DeviceBuffer vector(int layer, const char* name) {
+    const TensorInfo& t = tensor(namer_.weight(layer, name));
+    std::vector<float> values(t.n_elements());
+    file_.read_rows(t, 0, t.n_elements(), values.data());
+    return DeviceBuffer::of(backend_, values);
+  }
+
+  Stack stack(int layer, std::initializer_list<const char*> names, bool with_bias) {
+    Stack s;
+    for (const char* name : names) {
+      s.parts.push_back(&tensor(namer_.weight(layer, name)));
+      if (!with_bias) continue;
+      const TensorInfo& b = tensor(namer_.bias(layer, name));
+      const size_t at = s.bias.size();
+      s.bias.resize(at + b.n_elements());
+      file_.read_rows(b, 0, b.n_elements(), s.bias.data() + at);
+    }
+    return s;
+  }
+
+  /// `s` must outlive make_linear; so it is returned by value and kept by the callers' full expressions.
+  LinearSource source(const Stack& s) {
+    LinearSource out;
+    out.n_in = static_cast<int>(s.parts[0]->shape[1]);
+    for (const TensorInfo* t : s.parts) out.n_out += static_cast<int>(t->shape[0]);
+    out.bias = s.bias;
+    out.fill = [&file = file_, parts = s.parts, n_in = out.n_in](int row0, int n_rows, float* rows) {
+      int64_t first = 0;  // of this part, in the stacked matrix
+      for (const TensorInfo* t : parts) {
+        const int64_t begin = std::max<int64_t>(row0, first),
+                      end = std::min(first + t->shape[0], int64_t{row0} + n_rows);
+        if (begin < end) file.read_rows(*t, begin - first, end - begin, rows + (begin - row0) * n_in);
+        first += t->shape[0];
+      }
+    };
+    return out;
+  }
+
+  std::unique_ptr<Linear> linear(int layer, std::initializer_list<const char*> names, bool with_bias) {
+    const Stack s = stack(layer, names, with_bias);
+    auto out = backend_.make_linear(source(s));
+    for (const TensorInfo* t : s.parts) progress_.advance(static_cast<int64_t>(t->bytes));
+    return out;
+  }
+
+  const TensorFile& file_;
+  const Namer namer_;
+  const ModelConfig& config_;
+  Backend& backend_;
+  Progress progress_;
+};
+
+}  // namespace
+
+size_t ModelWeights::bytes() const {
+  size_t sum = embedding->bytes() + lm_head->bytes() + final_norm.bytes();
+  for (const LayerWeights& l : layers)
+    sum += l.attention_norm.bytes() + l.qkv->bytes() + l.q_norm.bytes() + l.k_norm.bytes() + l.o->bytes() +
+           l.mlp_norm.bytes() + l.gate_up->bytes() + l.down->bytes();
+  return sum;
+}
+
+void check_tensors(const TensorFile& file, const ModelConfig& config) {
+  const Namer namer(file);
+  const std::vector<Wanted> wanted = wanted_tensors(namer, config);
+  for (const Wanted& w : wanted) {
+    const TensorInfo* t = file.find(w.name);
+    if (t == nullptr)
+      throw_error(ErrorCode::BadFile, "{}: missing; expected {} ({})", w.label, shape_text(w.shape), w.name);
+    if (t->shape != w.shape)
+      throw_error(ErrorCode::BadFile, "{}: expected {}, file has {}", w.label, shape_text(w.shape),
+                  shape_text(t->shape));
+  }
+  check_extras(file, namer, config, wanted);
+}
+
+ModelWeights load_weights(const TensorFile& file, const ModelConfig& config, Backend& backend) {
+  check_tensors(file, config);
+  return Loader(file, config, backend).load();
+}
+
+size_t plan_weight_bytes(const ModelConfig& c, const Backend& backend) {
+  const size_t h = c.hidden, q = static_cast<size_t>(c.n_heads) * c.head_dim, inter = c.intermediate;
+  const size_t qkv = c.qkv_width(), vocab = c.vocab;
+  const size_t per_layer = h * qkv + q * h + 3 * h * inter;
+  const size_t matrices =
+      2 * vocab * h + c.n_layers * per_layer;  // tied embeddings are packed twice: see make_embedding
+  const size_t vectors = h + c.n_layers * (2 * h + (c.qkv_bias ? qkv : 0) + (c.output_bias ? h : 0) +
+                                           (c.qk_norm ? 2 * c.head_dim : 0));
+  return matrices * (backend.linear_precision() == "bf16" ? 2 : 4) + vectors * sizeof(float);
+}
+
+}  // namespace kv2
