@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// CacheSpec and the methods table: text round trips, refusals that name what is allowed, groups, stable
+// hashes.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+#include <string>
+
+#include "kv2/cache.h"
+#include "kv2/error.h"
+#include "quant/page_layout.h"
+
+namespace kv2 {
+namespace {
+
+/// The message of the Error{BadArgument} that `body` throws.
+template <class Body>
+std::string refusal(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::BadArgument) << error.what();
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << "one line";
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {};
+}
+std::string parse_refusal(const std::string& text) {
+  return refusal([&] { CacheSpec::parse(text); });
+}
+void expect_has(const std::string& message, std::initializer_list<const char*> parts) {
+  for (const char* part : parts)
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+}
+
+TEST(Methods, RowsAreWhatTheirNamesSay) {
+  const Method bf16 = CacheSpec::parse("bf16").method;
+  EXPECT_FALSE(bf16.quantized());
+  EXPECT_FALSE(bf16.needs_calibration());
+  const Method naive = CacheSpec::parse("naive2").method;
+  EXPECT_EQ(naive.codec, CodecId::Int2);
+  EXPECT_EQ(naive.transform, TransformKind::Identity);
+  EXPECT_EQ(naive.clip_k, 1.0f);
+  EXPECT_FALSE(naive.needs_calibration());
+  const Method quarot = CacheSpec::parse("quarot2").method;
+  EXPECT_EQ(quarot.transform, TransformKind::Hadamard);
+  EXPECT_EQ(quarot.clip_v, 1.0f);
+  EXPECT_FALSE(quarot.needs_calibration());
+  const Method oscar = CacheSpec::parse("oscar2").method;
+  EXPECT_EQ(oscar.transform, TransformKind::Calibrated);
+  EXPECT_EQ(oscar.recipe, RotationRecipe::UHP);
+  EXPECT_EQ(oscar.sharing, RotationSharing::Head);
+  EXPECT_EQ(oscar.value_target, ValueTarget::AttentionOutput);
+  EXPECT_FALSE(oscar.clip_k || oscar.clip_v);
+  EXPECT_TRUE(oscar.needs_calibration());
+  EXPECT_EQ(CacheSpec::parse("oscar2").sink_tokens, 64);
+  EXPECT_EQ(CacheSpec::parse("oscar2").recent_tokens, 256);
+  ASSERT_EQ(methods().size(), 4u);
+  EXPECT_EQ(methods()[0].name, "bf16");
+  EXPECT_EQ(methods()[3].name, "oscar2");
+}
+
+TEST(Methods, ParametersReachTheMethod) {
+  const Method m =
+      CacheSpec::parse("oscar2:clip-k=0.96,clip-v=search,group=32,rotation=u,share=layer,target-v=energy")
+          .method;
+  EXPECT_EQ(m.clip_k, 0.96f);
+  EXPECT_EQ(m.clip_v, std::nullopt);
+  EXPECT_EQ(m.group, 32);
+  EXPECT_EQ(m.recipe, RotationRecipe::U);
+  EXPECT_EQ(m.sharing, RotationSharing::Layer);
+  EXPECT_EQ(m.value_target, ValueTarget::EnergyWeighted);
+  const Method q = CacheSpec::parse("quarot2:clip=0.88").method;
+  EXPECT_EQ(q.clip_k, 0.88f);
+  EXPECT_EQ(q.clip_v, 0.88f);
+  EXPECT_FALSE(q.needs_calibration());
+  EXPECT_TRUE(CacheSpec::parse("quarot2:clip-v=search").method.needs_calibration());
+  // A later parameter wins over the shorthand before it.
+  EXPECT_EQ(CacheSpec::parse("oscar2:clip=off,clip-v=0.9").method_text(), "oscar2:clip-k=off,clip-v=0.9");
+}
+
+TEST(Methods, CanonicalTextNamesOnlyWhatDiffers) {
+  EXPECT_EQ(CacheSpec::parse("oscar2").method_text(), "oscar2");
+  EXPECT_EQ(CacheSpec::parse("oscar2:rotation=uhp,share=head,clip=search").method_text(), "oscar2");
+  EXPECT_EQ(CacheSpec::parse("naive2:clip=1").method_text(), "naive2");
+  EXPECT_EQ(CacheSpec::parse("naive2:group=32,clip-v=0.5,clip-k=0.25").method_text(),
+            "naive2:clip-k=0.25,clip-v=0.5,group=32");
+}
+
+TEST(Methods, TextReadsBackToTheSameSpec) {
+  std::mt19937 rng(17);
+  const auto pick = [&](int n) { return static_cast<int>(rng() % n); };
+  const auto clip = [&]() -> std::optional<float> {
+    if (pick(4) == 0) return std::nullopt;
+    if (pick(4) == 0) return 1.0f;
+    return std::ldexp(static_cast<float>(rng() % 0xffffff + 1), -24 - pick(3) * 10);
+  };
+  std::set<std::string> texts;
+  for (int i = 0; i < 20000; ++i) {
+    CacheSpec spec = CacheSpec::parse(methods()[pick(4)].name);
+    Method& m = spec.method;
+    if (m.quantized()) {
+      m.clip_k = clip();
+      m.clip_v = clip();
+      m.group = pick(2) ? 0 : 4 * (1 + pick(128));
+    }
+    if (m.transform == TransformKind::Calibrated) {
+      m.recipe = static_cast<RotationRecipe>(pick(3));
+      m.sharing = static_cast<RotationSharing>(pick(2));
+      m.value_target = static_cast<ValueTarget>(pick(3));
+    }
+    const std::string text = spec.method_text();
+    ASSERT_EQ(CacheSpec::parse(text), spec) << text;
+    ASSERT_EQ(CacheSpec::parse(text).method_text(), text);
+    texts.insert(text);
+  }
+  EXPECT_GT(texts.size(), 10000u);
+}
+
+TEST(Methods, RefusalsNameWhatIsAllowed) {
+  expect_has(parse_refusal("kivi2"),
+             {"unknown method 'kivi2'", "bf16 (", "naive2 (", "quarot2 (", "oscar2 ("});
+  expect_has(parse_refusal(""), {"unknown method ''", "oscar2"});
+  expect_has(parse_refusal("Oscar2"), {"unknown method 'Oscar2'"});
+  expect_has(parse_refusal("oscar2:bits=3"), {"unknown parameter 'bits'", "clip-k", "group", "target-v"});
+  expect_has(parse_refusal("bf16:group=32"), {"unknown parameter 'group'", "bf16 takes none"});
+  const std::string no_rotation = parse_refusal("quarot2:rotation=u");
+  expect_has(no_rotation, {"unknown parameter 'rotation'", "parameters of quarot2: clip ("});
+  EXPECT_EQ(no_rotation.find("target-v"), std::string::npos);
+  expect_has(parse_refusal("oscar2:rotation=h"), {"'h' is no value of rotation", "u, uh or uhp"});
+  expect_has(parse_refusal("oscar2:clip-k=0.9,clip-k=0.8"), {"clip-k is given twice"});
+  for (const char* value : {"0", "-0.5", "1.01", "nan", "inf", "0.9x", "", " 0.9", "1e-60", "0,9"}) {
+    expect_has(parse_refusal(std::string("oscar2:clip-k=") + value), {"clip-k"});
+  }
+  for (const char* value : {"0", "3", "30", "-4", "516", "99999999999", "32.", "x", ""}) {
+    expect_has(parse_refusal(std::string("naive2:group=") + value), {"group", "multiple of 4"});
+  }
+  for (const char* text :
+       {"oscar2:", "oscar2:,", "oscar2:group=32,", "oscar2:clip-k", "oscar2:=1", "oscar2 "}) {
+    EXPECT_FALSE(parse_refusal(text).empty()) << text;
+  }
+}
+
+TEST(Methods, DefaultGroups) {
+  const CacheSpec spec = CacheSpec::parse("oscar2");
+  const int expected[][2] = {{64, 64},   {80, 80},  {96, 96},   {112, 112},
+                             {128, 128}, {192, 96}, {256, 128}, {512, 128}};
+  for (const auto& [head_dim, group] : expected) {
+    EXPECT_EQ(spec.group_for(head_dim), group);
+    EXPECT_NO_THROW(spec.validate(head_dim)) << head_dim;
+    EXPECT_EQ(
+        PageLayout::of(spec, {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = head_dim}).group,
+        group);
+  }
+  EXPECT_EQ(CacheSpec::parse("oscar2:group=32").group_for(128), 32);
+}
+
+TEST(Methods, ValidateNamesWhatDoesNotFit) {
+  const auto why = [](const CacheSpec& spec, int head_dim) {
+    return refusal([&] { spec.validate(head_dim); });
+  };
+  expect_has(why(CacheSpec::parse("naive2:group=48"), 64), {"group 48", "head_dim 64", "4, 8, 16, 32, 64"});
+  expect_has(why(CacheSpec::parse("naive2"), 66), {"head_dim 66", "bf16"});
+  expect_has(why(CacheSpec::parse("naive2"), 1024), {"head_dim 1024", "512"});
+  expect_has(why(CacheSpec::parse("quarot2"), 72), {"order 72", "12·2^k"});
+  expect_has(why(CacheSpec::parse("oscar2"), 72), {"order 72", "rotation=u"});
+  EXPECT_NO_THROW(CacheSpec::parse("oscar2:rotation=u").validate(72));
+  EXPECT_NO_THROW(CacheSpec::parse("naive2").validate(72));
+  EXPECT_NO_THROW(CacheSpec::parse("bf16").validate(66));
+  expect_has(why(CacheSpec::parse("bf16"), 0), {"head_dim"});
+  for (int tokens : {-64, 1, 63, 65, 1 << 30}) {
+    CacheSpec spec = CacheSpec::parse("oscar2");
+    spec.sink_tokens = tokens;
+    expect_has(why(spec, 128), {"sink", "multiple of 64"});
+    spec.sink_tokens = 0;
+    spec.recent_tokens = tokens;
+    expect_has(why(spec, 128), {"recent", "multiple of 64"});
+    spec.recent_tokens = 0;
+    EXPECT_NO_THROW(spec.validate(128));
+  }
+  CacheSpec spec = CacheSpec::parse("naive2");
+  spec.method.clip_k = 1.5f;
+  expect_has(why(spec, 128), {"clip-k", "(0, 1]"});
+  spec.method = {.name = "own"};
+  expect_has(why(spec, 128), {"unknown method 'own'"});
+}
+
+TEST(Methods, HashIsStableAndTellsSpecsApart) {
+  // Goldens: a change here means that no file or cache key of an earlier version is recognised any more.
+  EXPECT_EQ(CacheSpec::parse("bf16").hash(), 0xd73b94f41d549b06u);
+  EXPECT_EQ(CacheSpec::parse("oscar2").hash(), 0x6b3f0b29eff9d46du);
+  EXPECT_EQ(CacheSpec::parse("oscar2:clip=search").hash(), CacheSpec::parse("oscar2").hash());
+  std::set<uint64_t> seen;
+  for (const char* text :
+       {"bf16", "naive2", "quarot2", "oscar2", "oscar2:group=32", "oscar2:clip-k=0.9", "oscar2:clip-v=0.9",
+        "oscar2:share=layer", "oscar2:rotation=uh", "oscar2:target-v=cov"}) {
+    CacheSpec spec = CacheSpec::parse(text);
+    EXPECT_TRUE(seen.insert(spec.hash()).second) << text;
+    spec.sink_tokens = 0;
+    EXPECT_TRUE(seen.insert(spec.hash()).second) << text;
+    spec.recent_tokens = 0;
+    EXPECT_TRUE(seen.insert(spec.hash()).second) << text;
+    spec.prefill = PrefillPolicy::Exact;
+    EXPECT_TRUE(seen.insert(spec.hash()).second) << text;
+  }
+}
+
+TEST(Methods, DescribeIsOneLine) {
+  CacheSpec spec = CacheSpec::parse("oscar2:clip=0.9");
+  spec.prefill = PrefillPolicy::Exact;
+  EXPECT_EQ(spec.describe(),
+            "oscar2:clip-k=0.9,clip-v=0.9: first 64 and last 256 tokens in bf16, 2-bit history between, "
+            "exact prefill");
+  EXPECT_EQ(CacheSpec::parse("bf16").describe(), "bf16: every token in bf16");
+}
+
+}  // namespace
+}  // namespace kv2
