@@ -1,32 +1,32 @@
-// Sampler: picks the next token from logits. Deterministic for a seed, independent of platform (own generator).
+// SPDX-License-Identifier: Apache-2.0
+// Sampler: picks the next token from logits. Deterministic for a seed, independent of platform (own
+// generator). Order: temperature, top-k, top-p over what top-k kept, min-p; ties by the smaller token id.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "kv2/engine.h"
+
 namespace kv2 {
-
-struct SamplingParams {
-  float temperature = 0;  // 0: arg max
-  int top_k = 0;          // 0: all
-  float top_p = 1;        // (0, 1]
-  float min_p = 0;        // [0, 1): keep tokens with p >= min_p · p_max
-  uint64_t seed = 0;
-
-  void validate() const;  // BadArgument naming the field, its value and the range
-};
 
 class Sampler {
  public:
   explicit Sampler(const SamplingParams& params);
-  /// logits [vocab]; NaN logits are never picked; throws Bug when none is finite.
+  /// logits [vocab]; NaN and -inf logits are never picked; throws Bug when none is left.
   int32_t pick(std::span<const float> logits);
 
  private:
+  uint64_t next();
+  void keep_best(size_t n);
+  size_t nucleus(double total);
+
   SamplingParams params_;
   uint64_t state_[2];
   std::vector<std::pair<float, int32_t>> candidates_;
+  size_t n_sorted_ = 0;  // candidates_[0, n_sorted_) are the best ones in order
 };
 
 }  // namespace kv2
