@@ -11,6 +11,7 @@
 #include "formats/dequantize.h"
 #include "formats/gguf_reader.h"
 #include "formats/quote.h"
+#include "formats/recognize.h"
 
 namespace kv2 {
 namespace {
@@ -84,8 +85,11 @@ std::unique_ptr<GgufFile> GgufFile::parse(std::span<const std::byte> bytes, cons
 
 void GgufFile::parse_all() {
   GgufReader in(bytes_, name_);
+  if (bytes_.empty()) throw_error(ErrorCode::BadFile, "{}: the file is empty", name_);
   if (in.u32("magic") != kMagic)
-    throw_error(ErrorCode::BadFile, "{}: not a GGUF file: it does not begin with \"GGUF\"", name_);
+    throw_error(ErrorCode::BadFile,
+                "{}: not a GGUF file but {}; a model is a GGUF file or a Hugging Face directory", name_,
+                kind_text(recognize(bytes_)));
   const uint32_t version = in.u32("version");
   if (version != kVersion && (version & 0xffff) == 0)
     throw_error(ErrorCode::Unsupported, "{}: a big-endian GGUF file; little-endian GGUF v{} is supported",

@@ -39,8 +39,7 @@ size_t tensor_bytes(const std::string& file, const TensorInfo& t) {
     throw_error(ErrorCode::Unsupported, "{}: tensor {}: unknown dtype {}; {} can be read", file,
                 quote(t.name), quote(t.type), kDecodable);
   int64_t bits = row->bits;
-  // Zeros first: [2^40, 2^40, 0] is empty, not an overflow.
-  if (std::find(t.shape.begin(), t.shape.end(), 0) != t.shape.end()) return 0;
+  // From left to right like TensorInfo::n_elements, so that [2^40, 2^40, 0] is an overflow too.
   for (const int64_t d : t.shape)
     if (__builtin_mul_overflow(bits, d, &bits))
       throw_error(ErrorCode::BadFile, "{}: tensor {}: its size overflows 64 bits", file, quote(t.name));

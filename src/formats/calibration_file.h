@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// A calibration as a safetensors file. The bodies of kv2::Calibration (include/kv2/calibrate.h) are beside
+// this.
+//
+//   metadata: format = "kv2-calibration", format_version, method = "oscar", model_fingerprint, n_kv_heads,
+//   head_dim,
+//     n_layers, n_tokens, text_hash, tool_version, notes.* (free text)
+//   tensors, all F32, of every layer i: layer.<i>.c_q, c_s, c_s_energy, k_cov, k_pre_cov, v_cov
+//     [n_kv_heads, head_dim, head_dim]; k_mean, k_pre_mean, v_mean [n_kv_heads, head_dim]; clips [2] = ρ_K,
+//     ρ_V
+//
+// Ensured by load and save: every tensor there and no other, shapes as the metadata says, all values finite,
+// clips in (0, 1].
+#pragma once
+
+#include "formats/safetensors.h"
+#include "kv2/calibrate.h"
+
+namespace kv2 {
+
+/// Errors: BadFile, Unsupported.
+Calibration read_calibration(const SafetensorsFile& file);
+
+}  // namespace kv2
