@@ -1,13 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
 // KvCache: the page memory of one method on one model: pools of full and packed pages, every sequence's PageTable,
 // the transforms of its basis, and the prefix tree that shares pages. Bookkeeping in integers; bytes move through the
 // Backend. One thread calls it.
 //
 // Invariants (tests in kv_cache_test.cpp):
 //  - K (after RoPE) and V are stored in the transforms' basis, in full and packed pages alike;
-//  - a sequence of n tokens holds a full page for every page that its next query may read in full, and a packed page
-//    for every page it may read packed; nothing else unless the prefix tree or a fork keeps it;
+//  - between forwards a sequence of n tokens holds a full page for every page that its next query reads in full, and a
+//    packed page for every page it reads packed; nothing else, whatever forks and the prefix tree keep beside it.
+//    (PrefillPolicy::Exact: every page in full until the prompt is done, and on to the forward after it.)
 //  - a complete page is immutable and may be shared; the page being written belongs to one sequence;
+//  - what reserve() promised is there: begin() and commit() never run out of pages;
 //  - all memory is taken from the backend at construction, as planned.
+// It does not look at the machine's memory: plan first (cache_plan.h) and say what fits before making one.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/cache_plan.h"
 #include "kv2/cache.h"
 #include "ops/backend.h"
 #include "quant/transform.h"
@@ -25,36 +30,13 @@ namespace kv2 {
 
 enum class SequenceId : int32_t {};
 
-/// What a cache must hold. Tokens are per sequence; a page is never split between sequences except by sharing.
-struct CacheCapacity {
-  int64_t context_tokens = 0;  // longest sequence
-  int n_sequences = 1;
-  int chunk_tokens = 512;      // most tokens that one forward adds to one sequence
-  /// Extra full pages for prefixes kept by the tree; 0: the tree keeps only what sequences hold.
-  int prefix_full_pages = 0;
-};
-
-/// Bytes of a cache before anything is allocated. Printed by `kv2 plan`; equals what KvCache allocates.
-struct CachePlan {
-  PageLayout layout;
-  int64_t n_full_pages = 0, n_packed_pages = 0;  // slots in each pool
-  size_t full_bytes = 0, packed_bytes = 0, table_bytes = 0, transform_bytes = 0;
-  size_t total_bytes() const { return full_bytes + packed_bytes + table_bytes + transform_bytes; }
-  /// Everything allocated for one sequence of n tokens ÷ its elements, in bits: full pages, packed pages, page tables.
-  double all_in_bits(int64_t n_tokens) const;
-  size_t bytes_for(int64_t n_tokens) const;  // the numerator of all_in_bits, in bytes
-
-  Visibility rule;
-  CacheCapacity capacity;
-};
-CachePlan plan_cache(const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity);
-
 /// One forward's view of the cache: valid until commit().
 struct CacheStep {
   KvView kv;
   std::vector<SequenceView> sequences;  // in the order of the slices
-  std::vector<Demotion> demotions;      // pages that some query of this step reads packed and that are not packed yet
-  Coder coder_k, coder_v;               // clip filled per layer by coder_of()
+  /// Pages not packed yet that a query of this step, or the next query after it, reads packed; complete after append.
+  std::vector<Demotion> demotions;
+  Coder coder_k, coder_v;  // without clip: that one is per layer, see KvCache::coder_k(layer)
 };
 
 /// A run of new tokens of one sequence, as a batch has it.
@@ -81,18 +63,26 @@ class KvCache {
 
   // Sequences. nullopt / false: no room now (the expected); nothing has changed then.
   [[nodiscard]] std::optional<SequenceId> open();
+  /// A sequence of a tenant: pages are shared through the prefix tree only between sequences of one salt. open() is
+  /// open(0).
+  [[nodiscard]] std::optional<SequenceId> open(uint64_t salt);
   void close(SequenceId sequence);
   /// A new sequence with the same tokens; complete pages are shared, the unfinished page is copied.
   [[nodiscard]] std::optional<SequenceId> fork(SequenceId sequence);
   int64_t n_tokens(SequenceId sequence) const;
-  /// Takes what pages the next n_tokens of this sequence need.
+  /// Promises the pages that the next n_tokens of this sequence need, in forwards of at most chunk_tokens; gives up
+  /// idle pages of the prefix tree for that. An earlier, longer reservation stays. Throws BadArgument beyond the
+  /// context, where waiting would not help.
   [[nodiscard]] bool reserve(SequenceId sequence, int64_t n_tokens);
 
-  // Prefix reuse. The tree is keyed by whole pages of token ids; `salt` separates tenants.
+  // Prefix reuse. The tree is keyed by the sequence's salt and whole pages of token ids, compared in full.
   /// Attaches the longest usable cached prefix of `tokens` (whole pages, fewer than all tokens) to an empty sequence
-  /// and returns its length. Usable: every page that the next query reads is still there in the form it reads.
+  /// and returns its length. Usable: every page that the next query reads is still there in the form it reads. Where
+  /// full forms of the last pages are gone a shorter prefix is used: recomputing those pages alone could not give the
+  /// same bytes, as their rows read full pages still further back.
   int64_t attach_prefix(SequenceId sequence, std::span<const int32_t> tokens);
-  /// Remembers the complete pages of a sequence under its tokens, for later attach_prefix.
+  /// Remembers the complete pages of a sequence under its tokens, for later attach_prefix (with PrefillPolicy::Exact
+  /// those of its prompt only: rows of later positions were computed from packed pages).
   void remember_prefix(SequenceId sequence, std::span<const int32_t> tokens);
 
   // One forward: begin (pages reserved before) -> append, demote, attend per layer -> commit.
@@ -100,7 +90,7 @@ class KvCache {
   /// Coders of one layer: group and clip index.
   Coder coder_k(int layer) const;
   Coder coder_v(int layer) const;
-  /// Counts the step's tokens and frees full pages that no later query reads in full.
+  /// Counts the step's tokens (the slices of begin) and frees full pages that no later query reads in full.
   void commit(std::span<const Slice> slices);
 
   /// Device matrices of a layer's transforms; nullptr members where identity.
@@ -114,7 +104,7 @@ class KvCache {
   std::vector<std::byte> full_bytes(SequenceId sequence, int64_t page, int layer, int kv_head) const;
   std::vector<std::byte> packed_bytes(SequenceId sequence, int64_t page, int layer, int kv_head) const;
 
-  /// Bytes in use by pages of live sequences now (shared pages once).
+  /// Bytes in use by pages of live sequences now (shared pages once; pages that only the prefix tree keeps do not count).
   size_t used_bytes() const;
 
  private:

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/device_transforms.h"
+
+#include "base/check.h"
+
+namespace kv2 {
+namespace {
+
+constexpr size_t align(size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+constexpr size_t kNone = SIZE_MAX;
+
+/// Where every array of every layer lies in the slab.
+struct SlabLayout {
+  struct Piece {
+    const std::vector<float>* values;
+    size_t offset;
+  };
+  std::vector<Piece> pieces;                   // different ones only
+  std::vector<std::array<size_t, 6>> offsets;  // per layer, kNone where empty
+  size_t bytes = 0;
+
+  explicit SlabLayout(std::span<const LayerTransforms> transforms) {
+    for (const LayerTransforms& t : transforms) {
+      const std::array<const std::vector<float>*, 6> members{&t.k.encode, &t.k.decode, &t.k.mean,
+                                                             &t.v.encode, &t.v.decode, &t.v.mean};
+      std::array<size_t, 6>& at = offsets.emplace_back();
+      for (size_t i = 0; i < members.size(); i++) at[i] = place(*members[i]);
+    }
+  }
+
+ private:
+  size_t place(const std::vector<float>& values) {
+    if (values.empty()) return kNone;
+    for (const Piece& p : pieces)  // different arrays differ in their first numbers
+      if (*p.values == values) return p.offset;
+    pieces.push_back({&values, bytes});
+    bytes += align(values.size() * sizeof(float));
+    return pieces.back().offset;
+  }
+};
+
+}  // namespace
+
+DeviceTransforms::DeviceTransforms(Backend& backend, std::span<const LayerTransforms> transforms)
+    : slab_(backend, bytes(transforms)) {
+  const SlabLayout slab(transforms);
+  for (const SlabLayout::Piece& p : slab.pieces)
+    backend.upload(slab_.data() + p.offset, p.values->data(), p.values->size() * sizeof(float));
+  for (const std::array<size_t, 6>& at : slab.offsets) {
+    std::array<const float*, 6>& layer = layers_.emplace_back();
+    for (size_t i = 0; i < at.size(); i++)
+      layer[i] = at[i] == kNone ? nullptr : reinterpret_cast<const float*>(slab_.data() + at[i]);
+  }
+}
+
+std::array<const float*, 6> DeviceTransforms::layer(int layer) const {
+  if (layers_.empty()) return {};
+  KV2_CHECK(layer >= 0 && layer < static_cast<int>(layers_.size()), "layer {} of {}", layer, layers_.size());
+  return layers_[layer];
+}
+
+size_t DeviceTransforms::bytes(std::span<const LayerTransforms> transforms) {
+  return SlabLayout(transforms).bytes;
+}
+
+size_t DeviceTransforms::calibrated_layer_bytes(const KvShape& shape) {
+  return 4 * align(sizeof(float) * shape.n_kv_heads * shape.head_dim * shape.head_dim);
+}
+
+}  // namespace kv2
