@@ -1,5 +1,5 @@
-// Perplexity and KL divergence of several methods in one pass over a text: bf16 and every method walk the same chunks,
-// logits are compared and forgotten. Same weights, same linears; only the cache differs.
+// Perplexity and KL divergence of several methods in one pass over a text: bf16 and every method walk the
+// same chunks, logits are compared and forgotten. Same weights, same linears; only the cache differs.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,34 @@
 namespace kv2 {
 
 struct DivergenceOptions {
-  int64_t window = 0;        // tokens; 0: the model's context; never longer than it
-  int64_t max_tokens = 0;    // of the text; 0: all
+  int64_t window = 0;      // tokens; 0: the model's context or the whole text; never longer than the context
+  int64_t max_tokens = 0;  // of the text; 0: all
   int chunk_tokens = 256;
+  int n_threads = 0;  // of the comparison; 0: all cores
 };
 
-/// One method's row. KL is KL(bf16 ‖ method) in nats, over positions whose history is not empty.
+/// One method's row. KL is KL(bf16 ‖ method) in nats, over positions whose history is not empty. All rows of
+/// one call use one set of positions, those where every method has a history, so that rows compare. With
+/// PrefillPolicy::Exact in a call the first half of each window is the prompt and positions after it are
+/// scored.
 struct DivergenceResult {
-  std::string method;          // canonical text
+  std::string method;  // canonical text
   double history_bits = 0, all_in_bits = 0;
-  size_t kv_bytes = 0;         // all-in bytes of one sequence of a window's tokens
-  int64_t tokens = 0;          // scored positions of ppl
-  int64_t kl_tokens = 0;       // scored positions of KL
+  size_t kv_bytes = 0;    // all-in bytes of one sequence of a window's tokens
+  int64_t tokens = 0;     // scored positions of ppl: 1 … n-1 of each window
+  int64_t kl_tokens = 0;  // scored positions of KL
   double ppl = 0;
   double kl_mean = 0, kl_median = 0, kl_p99 = 0, kl_max = 0, top1 = 0;  // top1: share of equal arg max
+  int64_t windows = 0;                                                  // number of windows walked
+  int sink = 0, recent = 0;                                             // tokens
+  std::string prefill;                                                  // "windowed" or "exact"
 };
 
+/// Errors: BadArgument (text too short for a history: the length needed; window longer than the context;
+/// token out of the vocabulary; calibration missing), Mismatch (calibration of another model).
 std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector<int32_t>& tokens,
-                                                 const std::vector<CacheSpec>& specs, const Calibration* calibration,
+                                                 const std::vector<CacheSpec>& specs,
+                                                 const Calibration* calibration,
                                                  const DivergenceOptions& options);
 
 /// One JSON object per result, the fields named as above.
