@@ -244,13 +244,17 @@ int64_t KvCache::attach_prefix(SequenceId sequence, std::span<const int32_t> tok
 }
 
 void KvCache::remember_prefix(SequenceId sequence, std::span<const int32_t> tokens) {
-  Impl& c = *impl_;
-  Impl::Sequence& s = c.at(sequence);
-  int64_t n = std::min<int64_t>(tokens.size(), s.n_tokens);
-  if (c.exact()) n = std::min(n, s.full_until);
+  Impl::Sequence& s = impl_->at(sequence);
+  s.tokens.assign(tokens.begin(), tokens.end());
+  impl_->remember(s);
+}
+
+void KvCache::Impl::remember(Sequence& s) {
+  int64_t n = std::min<int64_t>(s.tokens.size(), s.n_tokens);
+  if (exact()) n = std::min(n, s.full_until);
   std::vector<PageForms> pages(n / kPageTokens);
   for (size_t j = 0; j < pages.size(); j++) pages[j] = s.table.forms(j);
-  c.tree.remember(s.salt, tokens, pages);
+  tree.remember(s.salt, s.tokens, pages);
 }
 
 std::vector<std::byte> KvCache::full_bytes(SequenceId sequence, int64_t page, int layer, int kv_head) const {

@@ -81,8 +81,11 @@ class KvCache {
   /// full forms of the last pages are gone a shorter prefix is used: recomputing those pages alone could not give the
   /// same bytes, as their rows read full pages still further back.
   int64_t attach_prefix(SequenceId sequence, std::span<const int32_t> tokens);
-  /// Remembers the complete pages of a sequence under its tokens, for later attach_prefix (with PrefillPolicy::Exact
-  /// those of its prompt only: rows of later positions were computed from packed pages).
+  /// Remembers the pages of a sequence under its tokens for later attach_prefix: complete pages now, those of tokens
+  /// still to come as they become complete. So the best time is before a prompt's first forward: then full forms are
+  /// kept too, while there is room, of pages that the sequence itself lets go, and a later prompt can branch off
+  /// anywhere; later calls find only the full forms of the end. A fork does not inherit what is still to come.
+  /// With PrefillPolicy::Exact only the prompt is remembered: later rows were computed from packed pages.
   void remember_prefix(SequenceId sequence, std::span<const int32_t> tokens);
 
   // One forward: begin (pages reserved before) -> append, demote, attend per layer -> commit.

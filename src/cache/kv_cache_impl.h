@@ -34,6 +34,7 @@ struct KvCache::Impl {
     int64_t n_released = 0;  // pages from the first behind the sink whose full form was let go
     Promise promise;
     PageTable table;
+    std::vector<int32_t> tokens;   // to be remembered as their pages become complete
     Slice step;                    // of the forward in progress; n_rows 0: none
     std::vector<int64_t> demoted;  // pages whose codes that forward makes
   };
@@ -52,6 +53,7 @@ struct KvCache::Impl {
   bool promise(Sequence& s, const Promise& wanted);
   void make_room();
   void drop_pages(Sequence& s);
+  void remember(Sequence& s);
   std::byte* full_page(int32_t slot) { return full_slab.data() + slot * plan.layout.full_page_bytes(); }
   std::byte* packed_page(int32_t slot) { return packed_slab.data() + slot * plan.layout.packed_page_bytes(); }
   Coder coder(int layer, bool values) const;

@@ -120,9 +120,12 @@ int64_t PrefixTree::evict(Form form, int64_t n) {
   std::vector<int32_t> oldest;
   for (auto at = s.ages.begin(); at != s.ages.end() && static_cast<int64_t>(oldest.size()) < n; ++at)
     if (s.pool.idle(at->slot)) oldest.push_back(at->slot);
-  for (int32_t slot : oldest)  // an earlier one may have taken a later one with it
+  const int64_t free_before = s.pool.n_free();
+  for (int32_t slot : oldest) {  // an earlier one may have taken later ones, or more, with it
+    if (s.pool.n_free() - free_before >= n) break;
     if (s.node_of[slot]) release(*s.node_of[slot], form);
-  return static_cast<int64_t>(oldest.size());
+  }
+  return s.pool.n_free() - free_before;
 }
 
 void PrefixTree::clear() {
