@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "cpu/attend_kernel.h"
+#include "cpu/head_page.h"
+
+namespace kv2::cpu {
+
+/// n_queries rows of the batch from first_row on: consecutive positions of one sequence in one page, one KV head.
+struct QueryTile {
+  const SequenceView* sequence;
+  int kv_head, first_row, n_queries;
+  int64_t first_pos;
+  bool reads_full;  // every page in full (PrefillPolicy::Exact)
+
+  int query_page() const { return static_cast<int>(first_pos / kPageTokens); }
+};
+
+namespace {
+
+constexpr int kRunPages = 16;   // part of the arithmetic: where partials are cut
+constexpr int kTileRows = 128;  // (query, head) rows of a tile: amortises the expansion of a page
+constexpr size_t kPartialBytes = size_t{4} << 20;  // scratch for the partials of split tiles, never less than two runs
+
+int n_runs(const QueryTile& tile) {
+  return tile.query_page() / kRunPages + 1;
+}
+int tile_queries(const KvShape& shape) {
+  return std::clamp(kTileRows / shape.q_per_kv(), 1, kPageTokens);
+}
+int tile_rows(const KvShape& shape) {
+  return tile_queries(shape) * shape.q_per_kv();
+}
+size_t partial_floats(const KvShape& shape) {
+  return Partial::floats(tile_rows(shape), shape.head_dim);
+}
+
+/// One worker's scratch: a head page as floats, a tile's queries and two partials.
+struct Worker {
+  float *k, *v, *q, *run, *total;
+
+  static size_t bytes(const KvShape& shape) {
+    const size_t d = static_cast<size_t>(shape.head_dim);
+    return sizeof(float) * (2 * kPageTokens * d + tile_rows(shape) * d + 2 * partial_floats(shape));
+  }
+  Worker(float* memory, const KvShape& shape) {
+    const size_t d = static_cast<size_t>(shape.head_dim);
+    k = memory;
+    v = k + kPageTokens * d;
+    q = v + kPageTokens * d;
+    run = q + tile_rows(shape) * d;
+    total = run + partial_floats(shape);
+  }
+};
+
+/// Tiles never cross a page, nor the position where a prompt's exact reading ends: one form per page and tile.
+std::vector<QueryTile> cut_tiles(const AttendParams& p) {
+  const KvShape& shape = p.kv.layout.shape;
+  std::vector<QueryTile> tiles;
+  for (const SequenceView& s : p.sequences) {
+    for (int at = 0; at < s.n_rows;) {
+      const int64_t pos = s.first_pos + at;
+      int64_t n = std::min<int64_t>({s.n_rows - at, kPageTokens - pos % kPageTokens, tile_queries(shape)});
+      if (pos < s.full_until) n = std::min(n, s.full_until - pos);
+      for (int h = 0; h < shape.n_kv_heads; h++)
+        tiles.push_back({&s, h, s.first_row + at, static_cast<int>(n), pos, pos < s.full_until});
+      at += static_cast<int>(n);
+    }
+  }
+  return tiles;
+}
+
+/// Brings one page of the tile's sequence into k, v.
+void expand(const AttendParams& p, const QueryTile& tile, int page, int n_tokens, const Worker& worker) {
+  const KvView& kv = p.kv;
+  const int d = kv.layout.shape.head_dim;
+  if (!tile.reads_full && kv.rule.packed(tile.query_page(), page)) {
+    const int32_t slot = tile.sequence->packed_pages ? tile.sequence->packed_pages[page] : -1;
+    KV2_CHECK(slot >= 0 && kv.packed, "packed page {} not held", page);
+    const std::byte* at = kv.packed + static_cast<size_t>(slot) * kv.layout.packed_page_bytes();
+    expand_packed(at + kv.layout.packed_offset(p.layer, tile.kv_head), Int2Layout{d, kv.layout.group}, worker.k, worker.v);
+  } else {
+    const int32_t slot = tile.sequence->full_pages ? tile.sequence->full_pages[page] : -1;
+    KV2_CHECK(slot >= 0 && kv.full, "full page {} not held", page);
+    const std::byte* at = kv.full + static_cast<size_t>(slot) * kv.layout.full_page_bytes();
+    expand_full(at + kv.layout.full_offset(p.layer, tile.kv_head), d, n_tokens, worker.k, worker.v);
+  }
+}
+
+/// Offset of a query's heads in q and out; its q_per_kv rows follow each other.
+size_t row_offset(const AttendParams& p, const QueryTile& tile, int query) {
+  const KvShape& s = p.kv.layout.shape;
+  const size_t row = static_cast<size_t>(tile.first_row) + query;
+  return (row * s.n_heads + static_cast<size_t>(tile.kv_head) * s.q_per_kv()) * s.head_dim;
+}
+
+void gather_queries(const AttendParams& p, const QueryTile& tile, float* q) {
+  const size_t n = static_cast<size_t>(p.kv.layout.shape.q_per_kv()) * p.kv.layout.shape.head_dim;
+  for (int i = 0; i < tile.n_queries; i++) std::memcpy(q + i * n, p.q + row_offset(p, tile, i), n * sizeof(float));
+}
+
+/// The partial of one run of pages; worker.q holds the tile's queries.
+void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Worker& worker, const Partial& partial) {
+  const KvShape& shape = p.kv.layout.shape;
+  const int n_rows = tile.n_queries * shape.q_per_kv(), last_page = tile.query_page();
+  const int first = run * kRunPages, end = std::min(first + kRunPages, last_page + 1);
+  const TileView view{worker.q, n_rows, shape.head_dim, p.softmax_scale, p.soft_cap};
+  for (int page = first; page < end; page++) {
+    const int first_token = static_cast<int>(tile.first_pos % kPageTokens);
+    const bool own = page == last_page;  // the queries' own page: each reads up to itself
+    expand(p, tile, page, own ? first_token + tile.n_queries : kPageTokens, worker);
+    attend_page(view, {worker.k, worker.v, own ? first_token + 1 : 0, shape.q_per_kv(), page == first}, partial);
+  }
+}
+
+void write_out(const AttendParams& p, const QueryTile& tile, const Partial& partial) {
+  const KvShape& s = p.kv.layout.shape;
+  for (int i = 0; i < tile.n_queries; i++)
+    for (int g = 0; g < s.q_per_kv(); g++)
+      finish(partial, i * s.q_per_kv() + g, s.head_dim, p.out + row_offset(p, tile, i) + static_cast<size_t>(g) * s.head_dim);
+}
+
+}  // namespace
+
+size_t Attention::scratch_bytes(int n_threads, const KvShape& shape) {
+  const size_t split = 4 * static_cast<size_t>(n_threads) * 3 * partial_floats(shape) * sizeof(float);
+  return static_cast<size_t>(n_threads) * Worker::bytes(shape) + std::max(kPartialBytes, split);
+}
+
+void Attention::attend(const AttendParams& p) {
+  const KvShape& shape = p.kv.layout.shape;
+  if (shape.head_dim % 16 != 0)
+    throw_error(ErrorCode::Unsupported, "head_dim {} on the CPU: attention needs a multiple of 16", shape.head_dim);
+  const std::vector<QueryTile> tiles = cut_tiles(p);
+  if (tiles.empty()) return;
+  for (AlignedBuffer& worker : workers_) worker.grow(Worker::bytes(shape));
+  const auto longest = std::max_element(tiles.begin(), tiles.end(), [](auto& a, auto& b) { return n_runs(a) < n_runs(b); });
+  if (team_.size() > 1 && tiles.size() < 4 * static_cast<size_t>(team_.size()) && n_runs(*longest) > 1)
+    attend_split(p, tiles);
+  else
+    attend_whole(p, tiles);
+}
+
+void Attention::attend_whole(const AttendParams& p, const std::vector<QueryTile>& tiles) {
+  const KvShape& shape = p.kv.layout.shape;
+  const int64_t n = static_cast<int64_t>(tiles.size());
+  team_.run(n, [&](int64_t i, int w) {
+    const QueryTile& tile = tiles[static_cast<size_t>(n - 1 - i)];  // the longest of a prompt first
+    const int n_rows = tile.n_queries * shape.q_per_kv();
+    const Worker worker(workers_[static_cast<size_t>(w)].as<float>(), shape);
+    const Partial total = Partial::at(worker.total, n_rows, shape.head_dim);
+    const Partial part = Partial::at(worker.run, n_rows, shape.head_dim);
+    gather_queries(p, tile, worker.q);
+    attend_run(p, tile, 0, worker, total);
+    for (int run = 1; run < n_runs(tile); run++) {
+      attend_run(p, tile, run, worker, part);
+      merge(total, part, n_rows, shape.head_dim);
+    }
+    write_out(p, tile, total);
+  });
+}
+
+// Few queries, many keys: the runs of a tile are tasks of their own. Their partials live in a scratch of bounded size,
+// so runs go in waves; each wave's partials are merged in page order, exactly as attend_whole does.
+void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>& tiles) {
+  const KvShape& shape = p.kv.layout.shape;
+  const int64_t n_tiles = static_cast<int64_t>(tiles.size());
+  int most_queries = 0, most_runs = 0;
+  for (const QueryTile& t : tiles) {
+    most_queries = std::max(most_queries, t.n_queries);
+    most_runs = std::max(most_runs, n_runs(t));
+  }
+  const size_t floats = Partial::floats(most_queries * shape.q_per_kv(), shape.head_dim);
+  const size_t fits = kPartialBytes / (floats * sizeof(float) * tiles.size());
+  const int wave = static_cast<int>(std::clamp<size_t>(fits, 3, static_cast<size_t>(std::max(3, most_runs + 1)))) - 1;
+  partials_.grow(static_cast<size_t>(wave + 1) * floats * sizeof(float) * tiles.size());
+  const auto partial = [&](int64_t tile, int slot) {  // slot 0: merged so far; 1..wave: this wave's runs
+    float* memory = partials_.as<float>() + (static_cast<size_t>(tile) * (wave + 1) + slot) * floats;
+    return Partial::at(memory, tiles[static_cast<size_t>(tile)].n_queries * shape.q_per_kv(), shape.head_dim);
+  };
+  for (int first = 0; first < most_runs; first += wave) {
+    team_.run(n_tiles * wave, [&](int64_t i, int w) {
+      const QueryTile& tile = tiles[static_cast<size_t>(i % n_tiles)];
+      const int slot = static_cast<int>(i / n_tiles), run = first + slot;
+      if (run >= n_runs(tile)) return;
+      const Worker worker(workers_[static_cast<size_t>(w)].as<float>(), shape);
+      gather_queries(p, tile, worker.q);
+      attend_run(p, tile, run, worker, partial(i % n_tiles, run == 0 ? 0 : slot + 1));
+    });
+    team_.run(n_tiles, [&](int64_t i, int) {
+      const QueryTile& tile = tiles[static_cast<size_t>(i)];
+      const int end = std::min(first + wave, n_runs(tile));
+      for (int run = std::max(1, first); run < end; run++)
+        merge(partial(i, 0), partial(i, run - first + 1), tile.n_queries * shape.q_per_kv(), shape.head_dim);
+      if (end == n_runs(tile) && first < end) write_out(p, tile, partial(i, 0));
+    });
+  }
+}
+
+}  // namespace kv2::cpu

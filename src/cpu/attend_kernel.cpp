@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bodies of attend_kernel.h per SIMD target. A block of up to kRows rows goes through q·k, softmax and p·v while its
+// 64 weights stay in registers and the first cache.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/attend_kernel.cpp"
+#include "cpu/targets.h"
+#include <hwy/foreach_target.h>
+
+#include <cmath>
+
+#include "cpu/attend_kernel.h"
+#include "cpu/simd-inl.h"
+#include "kv2/cache.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kv2::cpu::HWY_NAMESPACE {
+
+constexpr int kTokens = kPageTokens;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+/// cap·tanh(x / cap) with tanh(y) = sign(y)·(1 − e) / (1 + e), e = exp(−2|y|).
+HWY_ATTR Vec soft_capped(Vec x, float cap) {
+  const Floats f;
+  const auto y = hn::Div(x, hn::Set(f, cap)), one = hn::Set(f, 1.f);
+  const auto e = exp_of(hn::Mul(hn::Abs(y), hn::Set(f, -2.f)));
+  return hn::Mul(hn::Set(f, cap), hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), y));
+}
+
+/// Logits of one row, in place: scaled, capped, masked; returns the largest.
+HWY_ATTR float finish_logits(float* s, float scale, float cap, int visible) {
+  const Floats f;
+  auto largest = hn::Set(f, kMinusInfinity);
+  for (int t = 0; t < kTokens; t += static_cast<int>(kLanes)) {
+    auto x = hn::Mul(hn::Load(f, s + t), hn::Set(f, scale));
+    if (cap > 0) x = soft_capped(x, cap);
+    if (visible < t + static_cast<int>(kLanes))
+      x = hn::IfThenElse(hn::FirstN(f, static_cast<size_t>(visible > t ? visible - t : 0)), x, hn::Set(f, kMinusInfinity));
+    largest = hn::Max(largest, x);
+    hn::Store(x, f, s + t);
+  }
+  return hn::GetLane(hn::MaxOfLanes(f, largest));
+}
+
+/// s becomes exp(s − max), 0 where masked; sum [16] += its lanes.
+HWY_ATTR void exponentiate(float* s, float max, float* sum) {
+  const Floats f;
+  const auto m = hn::Set(f, max);
+  for (size_t lane = 0; lane < 16; lane += kLanes) {
+    auto total = hn::LoadU(f, sum + lane);
+    for (size_t t = lane; t < static_cast<size_t>(kTokens); t += 16) {
+      const auto p = exp_of(hn::Sub(hn::Load(f, s + t), m));
+      total = hn::Add(total, p);
+      hn::Store(p, f, s + t);
+    }
+    hn::StoreU(total, f, sum + lane);
+  }
+}
+
+HWY_ATTR void scale_by(float* x, int n, float factor) {
+  const Floats f;
+  for (int i = 0; i < n; i += static_cast<int>(kLanes))
+    hn::StoreU(hn::Mul(hn::LoadU(f, x + i), hn::Set(f, factor)), f, x + i);
+}
+
+HWY_ATTR void attend_block(const TileView& tile, const PageView& page, const Partial& partial, int row, int rows) {
+  const int d = tile.head_dim;
+  const int visible = page.visible ? page.visible + row / page.rows_per_query : kTokens;
+  alignas(64) float s[kRows * kTokens];
+  multiply(rows, tile.q + static_cast<size_t>(row) * d, d, d, page.k, kTokens, s, kTokens, kTokens, Start::Zero);
+  for (int r = 0; r < rows; r++) {
+    float* logits = s + r * kTokens;
+    float &max = partial.max[row + r], *sum = partial.sum + static_cast<size_t>(row + r) * 16,
+          *out = partial.out + static_cast<size_t>(row + r) * d;
+    const float largest = finish_logits(logits, tile.softmax_scale, tile.soft_cap, visible);
+    if (page.first) {
+      for (int i = 0; i < 16; i++) sum[i] = 0;
+      max = largest;
+    } else if (largest > max) {
+      const float factor = exp_of(max - largest);
+      scale_by(sum, 16, factor);
+      scale_by(out, d, factor);
+      max = largest;
+    }
+    exponentiate(logits, max, sum);
+  }
+  multiply(rows, s, kTokens, visible, page.v, d, partial.out + static_cast<size_t>(row) * d, d, d,
+           page.first ? Start::Zero : Start::FromC);
+}
+
+HWY_ATTR void AttendPage(const TileView& tile, const PageView& page, const Partial& partial) {
+  for (int row = 0; row < tile.n_rows;) {
+    int rows = tile.n_rows - row;  // rows of one block read the same tokens
+    if (page.visible) rows = page.rows_per_query - row % page.rows_per_query;
+    rows = rows < kRows ? rows : kRows;
+    attend_block(tile, page, partial, row, rows);
+    row += rows;
+  }
+}
+
+HWY_ATTR void merge_row(float* into, const float* from, int n, float a, float b) {
+  const Floats f;
+  for (int i = 0; i < n; i += static_cast<int>(kLanes)) {
+    const auto x = hn::Mul(hn::LoadU(f, into + i), hn::Set(f, a));
+    hn::StoreU(hn::MulAdd(hn::LoadU(f, from + i), hn::Set(f, b), x), f, into + i);
+  }
+}
+
+HWY_ATTR void Merge(const Partial& into, const Partial& from, int n_rows, int head_dim) {
+  for (int r = 0; r < n_rows; r++) {
+    const float max = into.max[r] > from.max[r] ? into.max[r] : from.max[r];
+    const float a = exp_of(into.max[r] - max), b = exp_of(from.max[r] - max);
+    merge_row(into.sum + r * 16, from.sum + r * 16, 16, a, b);
+    merge_row(into.out + static_cast<size_t>(r) * head_dim, from.out + static_cast<size_t>(r) * head_dim, head_dim, a, b);
+    into.max[r] = max;
+  }
+}
+
+HWY_ATTR void Finish(const Partial& partial, int row, int head_dim, float* out) {
+  const Floats f;
+  const auto sum = hn::Set(f, sum_of_16(partial.sum + static_cast<size_t>(row) * 16));
+  const float* from = partial.out + static_cast<size_t>(row) * head_dim;
+  for (int i = 0; i < head_dim; i += static_cast<int>(kLanes))
+    hn::StoreU(hn::Div(hn::LoadU(f, from + i), sum), f, out + i);
+}
+
+}  // namespace kv2::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kv2::cpu {
+
+HWY_EXPORT(AttendPage);
+HWY_EXPORT(Merge);
+HWY_EXPORT(Finish);
+
+void attend_page(const TileView& tile, const PageView& page, const Partial& partial) {
+  HWY_DYNAMIC_DISPATCH(AttendPage)(tile, page, partial);
+}
+void merge(const Partial& into, const Partial& from, int n_rows, int head_dim) {
+  HWY_DYNAMIC_DISPATCH(Merge)(into, from, n_rows, head_dim);
+}
+void finish(const Partial& partial, int row, int head_dim, float* out) {
+  HWY_DYNAMIC_DISPATCH(Finish)(partial, row, head_dim, out);
+}
+
+}  // namespace kv2::cpu
+#endif

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of the CPU backend: aligned blocks that know their size, and scratch that grows to the largest batch seen.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "base/check.h"
+
+namespace kv2::cpu {
+
+/// 64-byte aligned memory; throws OutOfMemory naming the size.
+inline void* allocate_aligned(size_t bytes) {
+  void* p = nullptr;
+  const size_t rounded = bytes > SIZE_MAX - 64 ? 0 : (bytes + 63) / 64 * 64;
+  if (bytes != 0 && rounded != 0) p = std::aligned_alloc(64, rounded);
+  if (bytes == 0) p = std::aligned_alloc(64, 64);
+  if (!p) throw_error(ErrorCode::OutOfMemory, "no memory for {} bytes ({:.2f} GiB)", bytes, static_cast<double>(bytes) / (1u << 30));
+  return p;
+}
+
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  explicit AlignedBuffer(size_t bytes) : memory_(allocate_aligned(bytes)), bytes_(bytes) {}
+  AlignedBuffer(AlignedBuffer&& other) noexcept : memory_(other.memory_), bytes_(other.bytes_) {
+    other.memory_ = nullptr;
+    other.bytes_ = 0;
+  }
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~AlignedBuffer() { std::free(memory_); }
+
+  /// At least `bytes`; what was there is lost when it grows.
+  void grow(size_t bytes) {
+    if (bytes > bytes_) {
+      *this = AlignedBuffer();  // free first, so that both never exist at once
+      *this = AlignedBuffer(bytes);
+    }
+  }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace kv2::cpu

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared by the SIMD files of this folder, once per target: vector types, exp, bf16 and a matrix product whose sums run
+// in index order with one fma each. Invariant: a result's bits depend on its own inputs alone, not on the row block,
+// column block or vector width that computed it. Compiled with -ffp-contract=off: fma only where written.
+#if defined(KV2_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KV2_CPU_SIMD_INL_H_
+#undef KV2_CPU_SIMD_INL_H_
+#else
+#define KV2_CPU_SIMD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+
+HWY_BEFORE_NAMESPACE();
+namespace kv2::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Head dims and pages are multiples of 16 floats, so whole vectors of every target.
+using Floats = hn::CappedTag<float, 16>;
+using Ints = hn::RebindToSigned<Floats>;
+using Words = hn::RebindToUnsigned<Floats>;
+using Halves = hn::Rebind<uint16_t, Floats>;
+using Bytes = hn::Rebind<uint8_t, Floats>;
+using Vec = hn::VFromD<Floats>;
+constexpr size_t kLanes = hn::MaxLanes(Floats());
+
+/// e^x with an error of about 1 ulp; 0 below -87.33 (where e^x leaves the normal range), e^88.7 above that; NaN for NaN.
+inline HWY_ATTR Vec exp_of(Vec x) {
+  const Floats f;
+  const Ints i;
+  const auto low = hn::Set(f, -87.33f);
+  const auto tiny = hn::Lt(x, low);
+  x = hn::Min(hn::Set(f, 88.7f), hn::Max(low, x));  // x second: x86 then keeps a NaN
+  const auto n = hn::Round(hn::Mul(x, hn::Set(f, 1.44269504f)));
+  auto r = hn::NegMulAdd(n, hn::Set(f, 0x1.62e4p-1f), x);  // ln 2 in two parts, the first exact in 15 bits
+  r = hn::NegMulAdd(n, hn::Set(f, 1.42860677e-6f), r);
+  auto p = hn::Set(f, 1.f / 5040);
+  p = hn::MulAdd(p, r, hn::Set(f, 1.f / 720));
+  p = hn::MulAdd(p, r, hn::Set(f, 1.f / 120));
+  p = hn::MulAdd(p, r, hn::Set(f, 1.f / 24));
+  p = hn::MulAdd(p, r, hn::Set(f, 1.f / 6));
+  p = hn::MulAdd(p, r, hn::Set(f, 0.5f));
+  p = hn::MulAdd(p, r, hn::Set(f, 1.f));
+  p = hn::MulAdd(p, r, hn::Set(f, 1.f));
+  const auto power = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(i, n), hn::Set(i, 127)));
+  return hn::IfThenZeroElse(tiny, hn::Mul(p, hn::BitCast(f, power)));
+}
+
+inline HWY_ATTR float exp_of(float x) {
+  return hn::GetLane(exp_of(hn::Set(Floats(), x)));
+}
+
+/// bf16 bits to float: exact.
+inline HWY_ATTR Vec load_bf16(const uint16_t* p) {
+  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Words(), hn::LoadU(Halves(), p))));
+}
+
+/// Nearest even, quiet NaN: the bits of base/float16.h (Highway 1.0.3 truncates on x86).
+inline HWY_ATTR void store_bf16(Vec x, uint16_t* p) {
+  const Words w;
+  const auto u = hn::BitCast(w, x);
+  const auto is_nan = hn::Gt(hn::And(u, hn::Set(w, 0x7fffffffu)), hn::Set(w, 0x7f800000u));
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(w, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(w, 0x7fff))));
+  const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(w, 0x40));
+  const auto bits = hn::IfThenElse(is_nan, quiet, rounded);
+  hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(Ints(), bits)), Halves(), p);
+}
+
+/// The sum of 16 lanes kept in memory, in one fixed tree on every target.
+inline float sum_of_16(const float* x) {
+  float a[8];
+  for (int i = 0; i < 8; i++) a[i] = x[i] + x[i + 8];
+  return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+// Register block of the matrix product: kRows x kVectors accumulators beside one row of B.
+constexpr int kRows = 6;
+constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
+
+enum class Start { Zero, FromC };
+
+/// C[R, V·lanes] = (0 or C) + A[R, depth]·B[depth, V·lanes].
+template <int R, int V>
+HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth, const float* HWY_RESTRICT b,
+                             size_t ldb, float* HWY_RESTRICT c, size_t ldc, Start start) {
+  const Floats f;
+  Vec sum[R][V];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++)
+      sum[r][v] = start == Start::Zero ? hn::Zero(f) : hn::LoadU(f, c + r * ldc + v * kLanes);
+  for (int k = 0; k < depth; k++, b += ldb) {
+    Vec row[V];
+    for (int v = 0; v < V; v++) row[v] = hn::LoadU(f, b + v * kLanes);
+    for (int r = 0; r < R; r++) {
+      const auto x = hn::Set(f, a[r * lda + k]);
+      for (int v = 0; v < V; v++) sum[r][v] = hn::MulAdd(x, row[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) hn::StoreU(sum[r][v], f, c + r * ldc + v * kLanes);
+}
+
+/// The same for any number of columns that is a multiple of 16.
+template <int R>
+HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const float* b, size_t ldb, float* c, size_t ldc,
+                            int columns, Start start) {
+  const int vectors = columns / static_cast<int>(kLanes);
+  int v = 0;
+  for (; v + kVectors <= vectors; v += kVectors)
+    multiply_block<R, kVectors>(a, lda, depth, b + v * kLanes, ldb, c + v * kLanes, ldc, start);
+  if constexpr (kVectors == 4) {
+    if (v + 2 <= vectors) {
+      multiply_block<R, 2>(a, lda, depth, b + v * kLanes, ldb, c + v * kLanes, ldc, start);
+      v += 2;
+    }
+  }
+  if (v < vectors) multiply_block<R, 1>(a, lda, depth, b + v * kLanes, ldb, c + v * kLanes, ldc, start);
+}
+
+/// rows in 1..kRows.
+inline HWY_ATTR void multiply(int rows, const float* a, size_t lda, int depth, const float* b, size_t ldb, float* c,
+                              size_t ldc, int columns, Start start) {
+  switch (rows) {
+    case 1: return multiply_rows<1>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 2: return multiply_rows<2>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 3: return multiply_rows<3>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 4: return multiply_rows<4>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 5: return multiply_rows<5>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    default: return multiply_rows<6>(a, lda, depth, b, ldb, c, ldc, columns, start);
+  }
+}
+
+}  // namespace kv2::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KV2_CPU_SIMD_INL_H_
