@@ -189,6 +189,8 @@ void add_special(std::vector<OpCase>& all) {
   c.soft_cap = 5.0f;
   c.query_sigma = 3.0f;
   all.push_back(c.build());
+  c = {"soft cap 5, short prompt", world_of(1, 2, 64, 0, 0, {70}), {{0, 0, 70}}, 5.0f, 3.0f};
+  all.push_back(c.build());
   for (const float mean : {4.0f, 12.0f}) {
     c = base;
     c.name = fmt::format("keys with mean {}", mean);
