@@ -7,6 +7,11 @@ if(KV2_SANITIZE)
   target_compile_options(kv2_flags INTERFACE -fsanitize=${KV2_SANITIZE} -fno-omit-frame-pointer -g1)
   target_link_options(kv2_flags INTERFACE -fsanitize=${KV2_SANITIZE})
 endif()
+if(KV2_FUZZ)  # coverage for libFuzzer in every library; any finding of a sanitizer ends the run
+  target_compile_options(kv2_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+                         -fno-omit-frame-pointer -g1 -D_GLIBCXX_ASSERTIONS)
+  target_link_options(kv2_flags INTERFACE -fsanitize=address,undefined)
+endif()
 
 function(kv2_folder name)
   cmake_parse_arguments(ARG "" "" "DEPS;PRIVATE_DEPS;OPTIONS" ${ARGN})

@@ -72,52 +72,51 @@ void add_tensors(Json& doc, const TensorFile& file) {
   doc["tensors"] = std::move(tensors);
 }
 
-Json describe(const std::string& path) {
-  Json doc = {{"file", path}};
-  std::error_code ec;
-  if (std::filesystem::is_directory(path, ec)) {
-    const auto file = HfDirectory::open(path);
-    doc["kind"] = file->kind();
-    Json metadata = Json::array();
-    add_config(metadata, "config.json", file->config_json());
-    if (!file->generation_json().empty())
-      add_config(metadata, "generation_config.json", file->generation_json());
-    doc["metadata"] = std::move(metadata);
-    add_tensors(doc, *file);
-    return doc;
-  }
-  const MappedFile mapped(path);
-  doc["bytes"] = mapped.bytes().size();
-  switch (const FileKind kind = recognize(mapped.bytes()); kind) {
-    case FileKind::Gguf: {
-      const auto file = GgufFile::parse(mapped.bytes(), path);
-      doc["kind"] = file->kind();
-      Json metadata = Json::array();
-      for (const auto& [key, value] : file->metadata()) metadata.push_back(gguf_entry(key, value));
-      doc["metadata"] = std::move(metadata);
-      add_tensors(doc, *file);
-      break;
-    }
-    case FileKind::Safetensors:
-    case FileKind::Calibration: {
-      const auto file = SafetensorsFile::parse(mapped.bytes(), path);
-      doc["kind"] = kind == FileKind::Calibration ? "calibration" : file->kind();
-      doc["metadata"] = text_entries(file->metadata());
-      add_tensors(doc, *file);
-      if (kind != FileKind::Calibration) break;
-      Json layers = Json::array();
-      for (const LayerCalibration& l : read_calibration(*file).layers)
-        layers.push_back({{"clip_k", l.clip_k}, {"clip_v", l.clip_v}});
-      doc["layers"] = std::move(layers);
-      break;
-    }
-    case FileKind::Other:
-      throw_error(ErrorCode::BadFile,
-                  "{}: unknown kind of file; GGUF, safetensors, calibration files and Hugging Face "
-                  "directories are supported",
-                  path);
-  }
+Json describe_directory(const std::string& path) {
+  const auto file = HfDirectory::open(path);
+  Json doc = {{"file", path}, {"kind", file->kind()}};
+  Json metadata = Json::array();
+  add_config(metadata, "config.json", file->config_json());
+  if (!file->generation_json().empty())
+    add_config(metadata, "generation_config.json", file->generation_json());
+  doc["metadata"] = std::move(metadata);
+  add_tensors(doc, *file);
   return doc;
+}
+
+Json describe_gguf(std::span<const std::byte> bytes, const std::string& name) {
+  const auto file = GgufFile::parse(bytes, name);
+  Json doc = {{"file", name}, {"kind", file->kind()}, {"bytes", bytes.size()}};
+  Json metadata = Json::array();
+  for (const auto& [key, value] : file->metadata()) metadata.push_back(gguf_entry(key, value));
+  doc["metadata"] = std::move(metadata);
+  add_tensors(doc, *file);
+  return doc;
+}
+
+Json describe_safetensors(std::span<const std::byte> bytes, const std::string& name, FileKind kind) {
+  const auto file = SafetensorsFile::parse(bytes, name);
+  const bool calibration = kind == FileKind::Calibration;
+  Json doc = {{"file", name}, {"kind", calibration ? "calibration" : file->kind()}, {"bytes", bytes.size()}};
+  doc["metadata"] = text_entries(file->metadata());
+  add_tensors(doc, *file);
+  if (!calibration) return doc;
+  Json layers = Json::array();
+  for (const LayerCalibration& l : read_calibration(*file).layers)
+    layers.push_back({{"clip_k", l.clip_k}, {"clip_v", l.clip_v}});
+  doc["layers"] = std::move(layers);
+  return doc;
+}
+
+Json describe(std::span<const std::byte> bytes, const std::string& name) {
+  const FileKind kind = recognize(bytes);
+  if (kind == FileKind::Gguf) return describe_gguf(bytes, name);
+  if (kind != FileKind::Other) return describe_safetensors(bytes, name, kind);
+  throw_error(
+      ErrorCode::BadFile,
+      "{}: unknown kind of file; GGUF, safetensors, calibration files and Hugging Face directories are "
+      "supported",
+      name);
 }
 
 std::string dump(const Json& value) {
@@ -194,8 +193,15 @@ std::string to_text(const Json& doc) {
 
 }  // namespace
 
+std::string inspect_bytes(std::span<const std::byte> bytes, const std::string& name, bool json) {
+  const Json doc = describe(bytes, name);
+  return json ? dump(doc) + "\n" : to_text(doc);
+}
+
 std::string inspect_file(const std::string& path, bool json) {
-  const Json doc = describe(path);
+  std::error_code ec;
+  if (!std::filesystem::is_directory(path, ec)) return inspect_bytes(MappedFile(path).bytes(), path, json);
+  const Json doc = describe_directory(path);
   return json ? dump(doc) + "\n" : to_text(doc);
 }
 
