@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page counts against exhaustive simulation: sets of pages that grow and shrink exactly as the rule says, over every
-// start and every size of forward. Byte counts against arithmetic written out here.
+// Page counts against exhaustive simulation: sets of pages that grow and shrink exactly as the rule says,
+// over every start and every size of forward. Byte counts against arithmetic written out here.
 #include "cache/cache_plan.h"
 
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 namespace kv2 {
 namespace {
 
-/// Most full pages that a sequence holds at once on its way from n to target: every page any query of a forward reads
-/// in full, every page written in it, and every page demoted in it; by the rule alone.
+/// Most full pages that a sequence holds at once on its way from n to target: every page any query of a
+/// forward reads in full, every page written in it, and every page demoted in it; by the rule alone.
 int64_t simulated_need(const Visibility& rule, int64_t chunk, int64_t n, int64_t target) {
   const auto begun_and_not_freed = [&](int64_t tokens) {
     std::set<int64_t> pages;
@@ -42,7 +42,8 @@ TEST(PageNeed, FullIsTheExactMaximumOverAllChunkings) {
       for (const int64_t n : {0, 1, 63, 64, 65, 127, 128, 200, 256, 319, 320}) {
         for (const int64_t more : {0, 1, 2, 62, 63, 64, 65, 129, 192, 260}) {
           ASSERT_EQ(need.full(n, n + more), simulated_need(rule, chunk, n, n + more))
-              << "sink " << sink << " recent " << recent << " chunk " << chunk << " from " << n << " for " << more;
+              << "sink " << sink << " recent " << recent << " chunk " << chunk << " from " << n << " for "
+              << more;
         }
       }
     }
@@ -88,8 +89,9 @@ CacheSpec int2_spec() {
 
 TEST(CachePlan, BytesByHand) {
   const KvShape shape{.n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64};
-  const CachePlan plan = plan_cache(int2_spec(), shape,
-                                    {.context_tokens = 5000, .n_sequences = 2, .chunk_tokens = 64, .prefix_full_pages = 3});
+  const CachePlan plan =
+      plan_cache(int2_spec(), shape,
+                 {.context_tokens = 5000, .n_sequences = 2, .chunk_tokens = 64, .prefix_full_pages = 3});
   EXPECT_EQ(plan.n_full_pages, 2 * (1 + 4 + 1 + 1) + 3);
   EXPECT_EQ(plan.n_packed_pages, 2 * (78 - 5));  // 5000 / 64 = 78.1: the last query's page is 78
   EXPECT_EQ(plan.full_bytes, plan.n_full_pages * 3u * 2 * (64 * 64 * 2 * 2));
@@ -105,9 +107,10 @@ TEST(CachePlan, AllInBitsFallTowardsHistoryBits) {
   EXPECT_DOUBLE_EQ(plan.layout.history_bits(), 2.25);
   EXPECT_GT(plan.all_in_bits(1), 16.0 * 60);  // one token holds a page of 64
   EXPECT_NEAR(plan.all_in_bits(64), 16, 0.01);
-  // 1000 full and partial pages by hand: token 64000 is in page 999, which reads 1 + 4 + 1 pages in full; the forward
-  // that ends there packs up to page 995 - 1.
-  const double bytes = 6.0 * plan.layout.full_page_bytes() + 995.0 * plan.layout.packed_page_bytes() + 1000 * 8;
+  // 1000 full and partial pages by hand: token 64000 is in page 999, which reads 1 + 4 + 1 pages in full; the
+  // forward that ends there packs up to page 995 - 1.
+  const double bytes =
+      6.0 * plan.layout.full_page_bytes() + 995.0 * plan.layout.packed_page_bytes() + 1000 * 8;
   EXPECT_DOUBLE_EQ(plan.all_in_bits(64000), bytes * 8 / (1000.0 * plan.layout.page_elements()));
   EXPECT_LT(plan.all_in_bits(128000), 2.30);
   EXPECT_GT(plan.all_in_bits(128000), 2.25);

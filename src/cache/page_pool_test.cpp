@@ -34,7 +34,8 @@ TEST(PagePool, AgreesWithAListOfHolders) {
       case 0:
         if (pool.n_free() > 0) {
           const int32_t slot = pool.take();
-          ASSERT_TRUE(slot >= 0 && slot < kSlots && !model.contains(slot)) << "slot " << slot << " given twice";
+          ASSERT_TRUE(slot >= 0 && slot < kSlots && !model.contains(slot))
+              << "slot " << slot << " given twice";
           model[slot] = {1, false};
         }
         break;

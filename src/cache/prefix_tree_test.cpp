@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrefixTree against a flat map from whole prefixes to forms, with random operations on real pools; the rule of what is
-// usable against its definition.
+// PrefixTree against a flat map from whole prefixes to forms, with random operations on real pools; the rule
+// of what is usable against its definition.
 #include "cache/prefix_tree.h"
 
 #include <gtest/gtest.h>
@@ -102,7 +102,8 @@ class Model {
   }
 
   bool belongs(size_t f, int32_t slot) const {
-    return std::any_of(entries_.begin(), entries_.end(), [&](const auto& at) { return at.second.slots[f] == slot; });
+    return std::any_of(entries_.begin(), entries_.end(),
+                       [&](const auto& at) { return at.second.slots[f] == slot; });
   }
   size_t size() const { return entries_.size(); }
   const std::map<Key, Entry>& entries() const { return entries_; }
@@ -123,7 +124,8 @@ TEST_P(PrefixTreeRandom, AgreesWithAFlatMap) {
   constexpr int kSlots = 40;
   PagePool full(kSlots), packed(kSlots);
   std::array<PagePool*, 2> pools{&full, &packed};
-  std::array<std::vector<int>, 2> owners{std::vector<int>(kSlots, 0), std::vector<int>(kSlots, 0)};  // per slot
+  std::array<std::vector<int>, 2> owners{std::vector<int>(kSlots, 0),
+                                         std::vector<int>(kSlots, 0)};  // per slot
   Model model(full, packed);
   std::mt19937 random(GetParam());
   {
@@ -207,7 +209,8 @@ TEST_P(PrefixTreeRandom, AgreesWithAFlatMap) {
       ASSERT_EQ(tree.n_nodes(), static_cast<int64_t>(model.size())) << "after operation " << i;
       const Key probe = random_key();
       std::vector<int32_t> probe_tokens = tokens_of(probe);
-      probe_tokens.resize(probe_tokens.size() + random() % kPageTokens, 1);  // an unfinished page changes nothing
+      probe_tokens.resize(probe_tokens.size() + random() % kPageTokens,
+                          1);  // an unfinished page changes nothing
       const auto got = tree.find(probe[0], probe_tokens), want = model.find(probe);
       ASSERT_EQ(got.size(), want.size());
       for (size_t j = 0; j < got.size(); j++) {
