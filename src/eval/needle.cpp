@@ -49,7 +49,7 @@ bool answers(Model& model, KvCache& cache, SequenceId sequence, int64_t prefix_t
 std::vector<uint8_t> needle_exact(Model& model, const CacheSpec& spec, const Calibration* calibration,
                                   const std::vector<int32_t>& prefix,
                                   const std::vector<NeedleQuestion>& questions) {
-  int64_t longest_question = 0, longest = 0;
+  int64_t longest = 0;
   for (const NeedleQuestion& q : questions) {
     if (q.question.empty() || q.answer.empty())
       throw_error(ErrorCode::BadArgument,
@@ -59,7 +59,6 @@ std::vector<uint8_t> needle_exact(Model& model, const CacheSpec& spec, const Cal
     all.insert(all.end(), q.question.begin(), q.question.end());
     all.insert(all.end(), q.answer.begin(), q.answer.end());
     require_tokens(all, model.config(), "needle");
-    longest_question = std::max(longest_question, static_cast<int64_t>(q.question.size()));
     longest = std::max(longest, static_cast<int64_t>(q.question.size() + q.answer.size()));
   }
   const int64_t n = static_cast<int64_t>(prefix.size());
@@ -68,7 +67,8 @@ std::vector<uint8_t> needle_exact(Model& model, const CacheSpec& spec, const Cal
   const std::unique_ptr<KvCache> cache = make_cache(model, spec, calibration, capacity);
   const std::optional<SequenceId> base = cache->open();
   KV2_CHECK(base.has_value());
-  const int64_t full_until = spec.prefill == PrefillPolicy::Exact ? n + longest_question : 0;
+  const int64_t full_until =
+      spec.prefill == PrefillPolicy::Exact ? n : 0;  // each fork's prompt goes on from here
   Progress progress("needle", n);
   for (int64_t begin = 0; begin < n; begin += chunk) {
     throw_if_interrupted();
