@@ -51,9 +51,9 @@ std::string literal_system_message(std::string_view jinja) {
     const char before = at > 0 ? jinja[at - 1] : '\0';
     const bool in_string = before == '\'' || before == '"';
     std::string_view rest = jinja.substr(at + kSystem.size());
-    const std::string_view newline = in_string ? "\\n" : "\n";
-    if (!rest.starts_with(newline)) continue;
-    rest.remove_prefix(newline.size());
+    const size_t newline = rest.starts_with("\n") ? 1 : in_string && rest.starts_with("\\n") ? 2 : 0;
+    if (newline == 0) continue;
+    rest.remove_prefix(newline);
     const std::string_view message = rest.substr(0, rest.find(kEnd));
     if (message.size() == rest.size() || message.empty()) continue;
     if (!in_string && !contains(message, "{{") && !contains(message, "{%")) return std::string(message);
