@@ -47,7 +47,7 @@ struct LinearCase {
     OpCase c{.op = "linear",
              .name = fmt::format("rows={} {}x{}{}{}{}", n_rows, n_in, n_out, bias ? " bias" : "",
                                  accumulate == Accumulate::Yes ? " accumulate" : "", has_nan ? " NaN" : "")};
-    c.bound = 5e-6;
+    c.bound = 2e-6;
     c.bf16_bound = 1e-2;  // two roundings of 2^-9 per product, averaging out over the sum
     c.bytes = 2.0 * n_in * n_out + 4.0 * n_rows * (n_in + n_out);
     c.flops = 2.0 * n_rows * n_in * n_out;
@@ -94,7 +94,7 @@ struct TransformCase {
                                  transpose ? " transpose" : "", mean ? " mean" : "", add ? " add" : "",
                                  in_place ? " in place" : "")};
     const int n_heads = n_kv_heads * q_per_kv;
-    c.bound = 3e-6;
+    c.bound = 1e-6;
     c.bytes = 8.0 * n_rows * n_heads * head_dim + 4.0 * n_kv_heads * head_dim * head_dim;
     c.flops = 2.0 * n_rows * n_heads * head_dim * head_dim;
     c.prepare = [*this, n_heads](Backend& backend) {

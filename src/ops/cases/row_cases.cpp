@@ -52,7 +52,7 @@ struct RmsNormCase {
     OpCase c{.op = "rms_norm",
              .name = fmt::format("rows={} width={} sigma={} eps={}{}{}", n_rows, width, sigma, epsilon,
                                  in_place ? " in place" : "", has_nan ? " NaN" : "")};
-    c.bound = 1e-6;
+    c.bound = 4e-7;
     c.bytes = 8.0 * n_rows * width;
     c.flops = 4.0 * n_rows * width;
     c.prepare = [*this](Backend& backend) {
@@ -81,7 +81,7 @@ struct SwigluCase {
     OpCase c{.op = "swiglu",
              .name = fmt::format("rows={} width={} stride={} sigma={}{}", n_rows, width, stride, sigma,
                                  has_nan ? " NaN" : "")};
-    c.bound = 1e-6;
+    c.bound = 4e-7;
     c.bytes = 12.0 * n_rows * width;
     c.flops = 4.0 * n_rows * width;
     c.prepare = [*this](Backend& backend) {
@@ -110,7 +110,7 @@ struct RopeCase {
     OpCase c{.op = "rope",
              .name = fmt::format("rows={} heads={} d={} {} from {} base={}", n_rows, n_heads, head_dim,
                                  pairing == RopePairing::Adjacent ? "adjacent" : "halves", first_pos, base)};
-    c.bound = 1e-6;
+    c.bound = 3e-7;
     c.bytes = 8.0 * n_rows * n_heads * head_dim;
     c.flops = 3.0 * n_rows * n_heads * head_dim;
     c.prepare = [*this](Backend& backend) {
