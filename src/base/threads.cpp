@@ -22,8 +22,8 @@ inline void pause_cpu() {
 #endif
 }
 
-/// Spins until done() or for about 40 microseconds, the length of a small loop; true when done. Waking a sleeping
-/// thread costs 5 to 50 microseconds, so spinning longer than that wins nothing.
+/// Spins until done() or for about 40 microseconds, the length of a small loop; true when done. Waking a
+/// sleeping thread costs 5 to 50 microseconds, so spinning longer than that wins nothing.
 template <class Done>
 bool spin_until(const Done& done) {
   constexpr std::chrono::microseconds kSpin{40};

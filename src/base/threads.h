@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One persistent team of threads, the only parallelism of kv2. A loop hands out task numbers; what a task computes
-// must not depend on which worker runs it or how many there are.
+// One persistent team of threads, the only parallelism of kv2. A loop hands out task numbers; what a task
+// computes must not depend on which worker runs it or how many there are.
 //
-// A decode step is some 300 loops of a few tens of microseconds, so workers spin for a moment before they sleep, and a
-// loop never waits for a worker that has not arrived: the caller drains the tasks itself and closes the loop.
+// A decode step is some 300 loops of a few tens of microseconds, so workers spin for a moment before they
+// sleep, and a loop never waits for a worker that has not arrived: the caller drains the tasks itself and
+// closes the loop.
 #pragma once
 
 #include <atomic>
@@ -26,8 +27,8 @@ class ThreadTeam {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  /// Runs task(index, worker) for index in [0, n_tasks); worker in [0, size()). Returns when all are done; the first
-  /// exception of a task is rethrown here. One caller at a time; tasks must not call run().
+  /// Runs task(index, worker) for index in [0, n_tasks); worker in [0, size()). Returns when all are done;
+  /// the first exception of a task is rethrown here. One caller at a time; tasks must not call run().
   void run(int64_t n_tasks, const std::function<void(int64_t index, int worker)>& task);
 
  private:
@@ -35,9 +36,10 @@ class ThreadTeam {
   void drain(int worker);
   void stop_workers();
 
-  // round_ announces a loop (workers sleep on it); open_ says whether one may be joined; inside_ counts the workers
-  // that may be looking at it. A worker enters (inside_ + 1) before it asks open_, and the caller closes before it asks
-  // inside_: in the single order of these atomics one of the two sees the other, so task_ never changes under a worker.
+  // round_ announces a loop (workers sleep on it); open_ says whether one may be joined; inside_ counts the
+  // workers that may be looking at it. A worker enters (inside_ + 1) before it asks open_, and the caller
+  // closes before it asks inside_: in the single order of these atomics one of the two sees the other, so
+  // task_ never changes under a worker.
   alignas(64) std::atomic<uint32_t> round_{0};
   std::atomic<bool> open_{false}, stop_{false};
   const std::function<void(int64_t, int)>* task_ = nullptr;  // written while closed and nobody is inside

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The team of threads: every task exactly once, exceptions, many short rounds, sizes 1 to 8. Run under the thread
-// sanitizer it also checks that what one round writes the next may read.
+// The team of threads: every task exactly once, exceptions, many short rounds, sizes 1 to 8. Run under the
+// thread sanitizer it also checks that what one round writes the next may read.
 #include "base/threads.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+// How attention is cut into tasks. With many tiles a task is a tile and folds its runs one after the other;
+// with few a task is one run of a tile, and the partials are folded afterwards in the same order: the same
+// bits.
 #include "cpu/attend.h"
 
 #include <algorithm>
@@ -10,7 +13,8 @@
 
 namespace kv2::cpu {
 
-/// n_queries rows of the batch from first_row on: consecutive positions of one sequence in one page, one KV head.
+/// n_queries rows of the batch from first_row on: consecutive positions of one sequence in one page, one KV
+/// head.
 struct QueryTile {
   const SequenceView* sequence;
   int kv_head, first_row, n_queries;
@@ -24,7 +28,8 @@ namespace {
 
 constexpr int kRunPages = 16;   // part of the arithmetic: where partials are cut
 constexpr int kTileRows = 128;  // (query, head) rows of a tile: amortises the expansion of a page
-constexpr size_t kPartialBytes = size_t{4} << 20;  // scratch for the partials of split tiles, never less than two runs
+constexpr size_t kPartialBytes = size_t{4}
+                                 << 20;  // scratch for the partials of split tiles, never less than two runs
 
 int n_runs(const QueryTile& tile) {
   return tile.query_page() / kRunPages + 1;
@@ -57,7 +62,8 @@ struct Worker {
   }
 };
 
-/// Tiles never cross a page, nor the position where a prompt's exact reading ends: one form per page and tile.
+/// Tiles never cross a page, nor the position where a prompt's exact reading ends: one form per page and
+/// tile.
 std::vector<QueryTile> cut_tiles(const AttendParams& p) {
   const KvShape& shape = p.kv.layout.shape;
   std::vector<QueryTile> tiles;
@@ -82,7 +88,8 @@ void expand(const AttendParams& p, const QueryTile& tile, int page, int n_tokens
     const int32_t slot = tile.sequence->packed_pages ? tile.sequence->packed_pages[page] : -1;
     KV2_CHECK(slot >= 0 && kv.packed, "packed page {} not held", page);
     const std::byte* at = kv.packed + static_cast<size_t>(slot) * kv.layout.packed_page_bytes();
-    expand_packed(at + kv.layout.packed_offset(p.layer, tile.kv_head), Int2Layout{d, kv.layout.group}, worker.k, worker.v);
+    expand_packed(at + kv.layout.packed_offset(p.layer, tile.kv_head), Int2Layout{d, kv.layout.group},
+                  worker.k, worker.v);
   } else {
     const int32_t slot = tile.sequence->full_pages ? tile.sequence->full_pages[page] : -1;
     KV2_CHECK(slot >= 0 && kv.full, "full page {} not held", page);
@@ -100,11 +107,13 @@ size_t row_offset(const AttendParams& p, const QueryTile& tile, int query) {
 
 void gather_queries(const AttendParams& p, const QueryTile& tile, float* q) {
   const size_t n = static_cast<size_t>(p.kv.layout.shape.q_per_kv()) * p.kv.layout.shape.head_dim;
-  for (int i = 0; i < tile.n_queries; i++) std::memcpy(q + i * n, p.q + row_offset(p, tile, i), n * sizeof(float));
+  for (int i = 0; i < tile.n_queries; i++)
+    std::memcpy(q + i * n, p.q + row_offset(p, tile, i), n * sizeof(float));
 }
 
 /// The partial of one run of pages; worker.q holds the tile's queries.
-void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Worker& worker, const Partial& partial) {
+void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Worker& worker,
+                const Partial& partial) {
   const KvShape& shape = p.kv.layout.shape;
   const int n_rows = tile.n_queries * shape.q_per_kv(), last_page = tile.query_page();
   const int first = run * kRunPages, end = std::min(first + kRunPages, last_page + 1);
@@ -113,7 +122,8 @@ void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Wor
     const int first_token = static_cast<int>(tile.first_pos % kPageTokens);
     const bool own = page == last_page;  // the queries' own page: each reads up to itself
     expand(p, tile, page, own ? first_token + tile.n_queries : kPageTokens, worker);
-    attend_page(view, {worker.k, worker.v, own ? first_token + 1 : 0, shape.q_per_kv(), page == first}, partial);
+    attend_page(view, {worker.k, worker.v, own ? first_token + 1 : 0, shape.q_per_kv(), page == first},
+                partial);
   }
 }
 
@@ -121,7 +131,8 @@ void write_out(const AttendParams& p, const QueryTile& tile, const Partial& part
   const KvShape& s = p.kv.layout.shape;
   for (int i = 0; i < tile.n_queries; i++)
     for (int g = 0; g < s.q_per_kv(); g++)
-      finish(partial, i * s.q_per_kv() + g, s.head_dim, p.out + row_offset(p, tile, i) + static_cast<size_t>(g) * s.head_dim);
+      finish(partial, i * s.q_per_kv() + g, s.head_dim,
+             p.out + row_offset(p, tile, i) + static_cast<size_t>(g) * s.head_dim);
 }
 
 }  // namespace
@@ -134,11 +145,13 @@ size_t Attention::scratch_bytes(int n_threads, const KvShape& shape) {
 void Attention::attend(const AttendParams& p) {
   const KvShape& shape = p.kv.layout.shape;
   if (shape.head_dim % 16 != 0)
-    throw_error(ErrorCode::Unsupported, "head_dim {} on the CPU: attention needs a multiple of 16", shape.head_dim);
+    throw_error(ErrorCode::Unsupported, "head_dim {} on the CPU: attention needs a multiple of 16",
+                shape.head_dim);
   const std::vector<QueryTile> tiles = cut_tiles(p);
   if (tiles.empty()) return;
-  for (AlignedBuffer& worker : workers_) worker.grow(Worker::bytes(shape));
-  const auto longest = std::max_element(tiles.begin(), tiles.end(), [](auto& a, auto& b) { return n_runs(a) < n_runs(b); });
+  workers_.grow(Worker::bytes(shape));
+  const auto longest =
+      std::max_element(tiles.begin(), tiles.end(), [](auto& a, auto& b) { return n_runs(a) < n_runs(b); });
   if (team_.size() > 1 && tiles.size() < 4 * static_cast<size_t>(team_.size()) && n_runs(*longest) > 1)
     attend_split(p, tiles);
   else
@@ -151,7 +164,7 @@ void Attention::attend_whole(const AttendParams& p, const std::vector<QueryTile>
   team_.run(n, [&](int64_t i, int w) {
     const QueryTile& tile = tiles[static_cast<size_t>(n - 1 - i)];  // the longest of a prompt first
     const int n_rows = tile.n_queries * shape.q_per_kv();
-    const Worker worker(workers_[static_cast<size_t>(w)].as<float>(), shape);
+    const Worker worker(workers_.of<float>(w), shape);
     const Partial total = Partial::at(worker.total, n_rows, shape.head_dim);
     const Partial part = Partial::at(worker.run, n_rows, shape.head_dim);
     gather_queries(p, tile, worker.q);
@@ -164,8 +177,9 @@ void Attention::attend_whole(const AttendParams& p, const std::vector<QueryTile>
   });
 }
 
-// Few queries, many keys: the runs of a tile are tasks of their own. Their partials live in a scratch of bounded size,
-// so runs go in waves; each wave's partials are merged in page order, exactly as attend_whole does.
+// Few queries, many keys: the runs of a tile are tasks of their own. Their partials live in a scratch of
+// bounded size, so runs go in waves; each wave's partials are merged in page order, exactly as attend_whole
+// does.
 void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>& tiles) {
   const KvShape& shape = p.kv.layout.shape;
   const int64_t n_tiles = static_cast<int64_t>(tiles.size());
@@ -176,7 +190,8 @@ void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>
   }
   const size_t floats = Partial::floats(most_queries * shape.q_per_kv(), shape.head_dim);
   const size_t fits = kPartialBytes / (floats * sizeof(float) * tiles.size());
-  const int wave = static_cast<int>(std::clamp<size_t>(fits, 3, static_cast<size_t>(std::max(3, most_runs + 1)))) - 1;
+  const int wave =
+      static_cast<int>(std::clamp<size_t>(fits, 3, static_cast<size_t>(std::max(3, most_runs + 1)))) - 1;
   partials_.grow(static_cast<size_t>(wave + 1) * floats * sizeof(float) * tiles.size());
   const auto partial = [&](int64_t tile, int slot) {  // slot 0: merged so far; 1..wave: this wave's runs
     float* memory = partials_.as<float>() + (static_cast<size_t>(tile) * (wave + 1) + slot) * floats;
@@ -187,7 +202,7 @@ void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>
       const QueryTile& tile = tiles[static_cast<size_t>(i % n_tiles)];
       const int slot = static_cast<int>(i / n_tiles), run = first + slot;
       if (run >= n_runs(tile)) return;
-      const Worker worker(workers_[static_cast<size_t>(w)].as<float>(), shape);
+      const Worker worker(workers_.of<float>(w), shape);
       gather_queries(p, tile, worker.q);
       attend_run(p, tile, run, worker, partial(i % n_tiles, run == 0 ? 0 : slot + 1));
     });

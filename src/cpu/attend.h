@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over full and packed pages on the thread team. A query tile is a run of queries of one page with all query
-// heads of one KV head; a run of keys is 16 pages at absolute positions. Every (tile, run) gives a partial, partials are
-// merged in page order: results do not depend on tiles, tasks or threads.
+// Attention over full and packed pages on the thread team. A query tile is a run of queries of one page with
+// all query heads of one KV head; a run of keys is 16 pages at absolute positions. Every (tile, run) gives a
+// partial, partials are merged in page order: results do not depend on tiles, tasks or threads.
 #pragma once
 
 #include <vector>
@@ -16,7 +16,7 @@ struct QueryTile;
 
 class Attention {
  public:
-  explicit Attention(ThreadTeam& team) : team_(team), workers_(static_cast<size_t>(team.size())) {}
+  explicit Attention(ThreadTeam& team) : team_(team), workers_(team.size()) {}
 
   void attend(const AttendParams& p);
 
@@ -28,7 +28,7 @@ class Attention {
   void attend_split(const AttendParams& p, const std::vector<QueryTile>& tiles);
 
   ThreadTeam& team_;
-  std::vector<AlignedBuffer> workers_;
+  WorkerScratch workers_;
   AlignedBuffer partials_;
 };
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of attend_kernel.h per SIMD target. A block of up to kRows rows goes through q·k, softmax and p·v while its
-// 64 weights stay in registers and the first cache.
+// Bodies of attend_kernel.h per SIMD target. A block of up to kRows rows goes through q·k, softmax and p·v
+// while its 64 weights stay in registers and the first cache.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attend_kernel.cpp"
-#include "cpu/targets.h"
+#include "cpu/targets.h"  // before Highway
+
 #include <hwy/foreach_target.h>
 
 #include <cmath>
@@ -34,7 +35,8 @@ HWY_ATTR float finish_logits(float* s, float scale, float cap, int visible) {
     auto x = hn::Mul(hn::Load(f, s + t), hn::Set(f, scale));
     if (cap > 0) x = soft_capped(x, cap);
     if (visible < t + static_cast<int>(kLanes))
-      x = hn::IfThenElse(hn::FirstN(f, static_cast<size_t>(visible > t ? visible - t : 0)), x, hn::Set(f, kMinusInfinity));
+      x = hn::IfThenElse(hn::FirstN(f, static_cast<size_t>(visible > t ? visible - t : 0)), x,
+                         hn::Set(f, kMinusInfinity));
     largest = hn::Max(largest, x);
     hn::Store(x, f, s + t);
   }
@@ -62,11 +64,13 @@ HWY_ATTR void scale_by(float* x, int n, float factor) {
     hn::StoreU(hn::Mul(hn::LoadU(f, x + i), hn::Set(f, factor)), f, x + i);
 }
 
-HWY_ATTR void attend_block(const TileView& tile, const PageView& page, const Partial& partial, int row, int rows) {
+HWY_ATTR void attend_block(const TileView& tile, const PageView& page, const Partial& partial, int row,
+                           int rows) {
   const int d = tile.head_dim;
   const int visible = page.visible ? page.visible + row / page.rows_per_query : kTokens;
   alignas(64) float s[kRows * kTokens];
-  multiply(rows, tile.q + static_cast<size_t>(row) * d, d, d, page.k, kTokens, s, kTokens, kTokens, Start::Zero);
+  multiply(rows, tile.q + static_cast<size_t>(row) * d, d, d, page.k, kTokens, s, kTokens, kTokens,
+           Start::Zero);
   for (int r = 0; r < rows; r++) {
     float* logits = s + r * kTokens;
     float &max = partial.max[row + r], *sum = partial.sum + static_cast<size_t>(row + r) * 16,
@@ -110,7 +114,8 @@ HWY_ATTR void Merge(const Partial& into, const Partial& from, int n_rows, int he
     const float max = into.max[r] > from.max[r] ? into.max[r] : from.max[r];
     const float a = exp_of(into.max[r] - max), b = exp_of(from.max[r] - max);
     merge_row(into.sum + r * 16, from.sum + r * 16, 16, a, b);
-    merge_row(into.out + static_cast<size_t>(r) * head_dim, from.out + static_cast<size_t>(r) * head_dim, head_dim, a, b);
+    merge_row(into.out + static_cast<size_t>(r) * head_dim, from.out + static_cast<size_t>(r) * head_dim,
+              head_dim, a, b);
     into.max[r] = max;
   }
 }

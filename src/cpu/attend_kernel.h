@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of a tile of queries over pages that lie expanded in scratch: online softmax with one fixed order. Rows of a
-// tile are independent: a row's bits are the same in any tile.
+// Attention of a tile of queries over pages that lie expanded in scratch: online softmax with one fixed
+// order. Rows of a tile are independent: a row's bits are the same in any tile.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@ struct Partial {
   float* out;  // [n_rows, head_dim]
 
   static size_t floats(int n_rows, int head_dim) { return static_cast<size_t>(n_rows) * (head_dim + 32); }
-  static Partial at(float* memory, int n_rows, int head_dim) {  // the three arrays start at multiples of 64 bytes
+  static Partial at(float* memory, int n_rows,
+                    int head_dim) {  // the three arrays start at multiples of 64 bytes
     const size_t n = static_cast<size_t>(n_rows);
     return {memory + n * (head_dim + 16), memory, memory + n * 16};
   }
@@ -27,8 +28,8 @@ struct TileView {
   float softmax_scale, soft_cap;
 };
 
-/// One page: k [d][64], v [64][d]. A tile's first rows_per_query rows read visible tokens, the next ones visible + 1 and
-/// so on; visible 0: every row reads all 64. `first`: the partial holds nothing yet.
+/// One page: k [d][64], v [64][d]. A tile's first rows_per_query rows read visible tokens, the next ones
+/// visible + 1 and so on; visible 0: every row reads all 64. `first`: the partial holds nothing yet.
 struct PageView {
   const float *k, *v;
   int visible, rows_per_query;

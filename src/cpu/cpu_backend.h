@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU backend: linears through oneDNN on tiles of one thread team, everything else in Highway or plain loops.
+// The CPU backend: linears through oneDNN on tiles of one thread team, everything else in Highway or plain
+// loops.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct CpuOptions {
 /// Throws Unsupported on a processor without AVX2 or NEON, and for Bf16 where oneDNN has no bf16 matmul.
 std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options);
 
-// For tests: the SIMD targets that this machine can run and this build has, best first; one of them forced for the whole
-// process (also in quant), or 0 for the best again. Not while an op runs.
+// For tests: the SIMD targets that this machine can run and this build has, best first; one of them forced
+// for the whole process (also in quant), or 0 for the best again. Not while an op runs.
 std::vector<int64_t> simd_targets();
 std::string simd_target_name(int64_t target);
 void force_simd_target(int64_t target);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// Bodies of elementwise.h per SIMD target. Ends of rows that fill no vector go through a padded copy.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/elementwise.cpp"
-#include "cpu/targets.h"
+#include "cpu/targets.h"  // before Highway
+
 #include <hwy/foreach_target.h>
 
 #include <algorithm>
@@ -13,7 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace kv2::cpu::HWY_NAMESPACE {
 
-/// The last n < lanes values of a row, through a padded copy: the vector code has one body and no second arithmetic.
+/// The last n < lanes values of a row, through a padded copy: the vector code has one body and no second
+/// arithmetic.
 struct Tail {
   HWY_ATTR Tail(const float* from, size_t n) {
     for (size_t i = 0; i < kLanes; i++) x[i] = i < n ? from[i] : 0.f;
@@ -64,7 +67,8 @@ HWY_ATTR void SwigluRow(const float* gate, const float* up, float* out, size_t w
 HWY_ATTR void RopeHalves(float* x, size_t half, const float* cosines, const float* sines) {
   for (size_t i = 0; i < half; i += kLanes) {
     const size_t n = half - i;
-    const auto a = load_n(x + i, n), b = load_n(x + half + i, n), c = load_n(cosines + i, n), s = load_n(sines + i, n);
+    const auto a = load_n(x + i, n), b = load_n(x + half + i, n), c = load_n(cosines + i, n),
+               s = load_n(sines + i, n);
     store_n(hn::MulSub(a, c, hn::Mul(b, s)), x + i, n);
     store_n(hn::MulAdd(b, c, hn::Mul(a, s)), x + half + i, n);
   }
@@ -148,7 +152,8 @@ void rope_angles(int64_t position, const float* inv_frequency, int head_dim, flo
   }
 }
 
-void rope_row(float* x, int n_heads, int head_dim, RopePairing pairing, const float* cosines, const float* sines) {
+void rope_row(float* x, int n_heads, int head_dim, RopePairing pairing, const float* cosines,
+              const float* sines) {
   const int half = head_dim / 2;
   for (int h = 0; h < n_heads; h++, x += head_dim) {
     if (pairing == RopePairing::Halves) {
@@ -163,8 +168,8 @@ void rope_row(float* x, int n_heads, int head_dim, RopePairing pairing, const fl
   }
 }
 
-void multiply_heads(const float* const* in, float* const* out, int n, int d, const float* matrix, const float* mean,
-                    const float* add, float* scratch) {
+void multiply_heads(const float* const* in, float* const* out, int n, int d, const float* matrix,
+                    const float* mean, const float* add, float* scratch) {
   HWY_DYNAMIC_DISPATCH(MultiplyHeads)(in, out, n, d, matrix, mean, add, scratch);
 }
 
@@ -173,7 +178,8 @@ void transpose_matrix(const float* in, int d, float* out) {
   for (int i0 = 0; i0 < d; i0 += kBlock)
     for (int j0 = 0; j0 < d; j0 += kBlock)
       for (int i = i0; i < std::min(d, i0 + kBlock); i++)
-        for (int j = j0; j < std::min(d, j0 + kBlock); j++) out[static_cast<size_t>(i) * d + j] = in[static_cast<size_t>(j) * d + i];
+        for (int j = j0; j < std::min(d, j0 + kBlock); j++)
+          out[static_cast<size_t>(i) * d + j] = in[static_cast<size_t>(j) * d + i];
 }
 
 void to_bf16_row(const float* in, size_t n, bf16* out) {

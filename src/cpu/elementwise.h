@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIMD loops over rows: norms, activations, rope, per-head matrices, conversions. Single-threaded; a row's bits depend on
-// that row alone. Widths need not be multiples of a vector.
+// SIMD loops over rows: norms, activations, rope, per-head matrices, conversions. Single-threaded; a row's
+// bits depend on that row alone. Widths need not be multiples of a vector.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,13 @@ void swiglu_rows(const SwigluParams& p, int first, int n);
 /// cos and sin [head_dim / 2] of one position, angles in double.
 void rope_angles(int64_t position, const float* inv_frequency, int head_dim, float* cosines, float* sines);
 /// One row [n_heads, head_dim] in place.
-void rope_row(float* x, int n_heads, int head_dim, RopePairing pairing, const float* cosines, const float* sines);
+void rope_row(float* x, int n_heads, int head_dim, RopePairing pairing, const float* cosines,
+              const float* sines);
 
-/// out[r] = (in[r] − mean)·matrix + add for n rows of d floats, 1 <= n <= 6; d a multiple of 16. mean, add may be nullptr.
-/// scratch: 12·d floats. out may be in.
-void multiply_heads(const float* const* in, float* const* out, int n, int d, const float* matrix, const float* mean,
-                    const float* add, float* scratch);
+/// out[r] = (in[r] − mean)·matrix + add for n rows of d floats, 1 <= n <= 6; d a multiple of 16. mean, add
+/// may be nullptr. scratch: 12·d floats. out may be in.
+void multiply_heads(const float* const* in, float* const* out, int n, int d, const float* matrix,
+                    const float* mean, const float* add, float* scratch);
 void transpose_matrix(const float* in, int d, float* out);
 
 void to_bf16_row(const float* in, size_t n, bf16* out);

@@ -2,7 +2,8 @@
 // Head pages to floats, one page at a time into a worker's scratch: x̂ = scale·code + offset, one rounding.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/expand.cpp"
-#include "cpu/targets.h"
+#include "cpu/targets.h"  // before Highway
+
 #include <hwy/foreach_target.h>
 
 #include "cpu/head_page.h"
@@ -54,8 +55,9 @@ HWY_ATTR void expand_keys(const uint8_t* codes, const fp16* params, const Int2La
     load_params(params + g * kTokens, kTokens, scale);
     load_params(params + (layout.n_groups() + g) * kTokens, kTokens, offset);
     for (size_t i = 0; i < 16; i += kLanes) {
-      const auto s0 = hn::Load(f, scale + i), s1 = hn::Load(f, scale + 16 + i), s2 = hn::Load(f, scale + 32 + i),
-                 s3 = hn::Load(f, scale + 48 + i), o0 = hn::Load(f, offset + i), o1 = hn::Load(f, offset + 16 + i),
+      const auto s0 = hn::Load(f, scale + i), s1 = hn::Load(f, scale + 16 + i),
+                 s2 = hn::Load(f, scale + 32 + i), s3 = hn::Load(f, scale + 48 + i),
+                 o0 = hn::Load(f, offset + i), o1 = hn::Load(f, offset + 16 + i),
                  o2 = hn::Load(f, offset + 32 + i), o3 = hn::Load(f, offset + 48 + i);
       for (size_t c = g * group; c < (g + 1) * group; c++) {
         const auto bytes = hn::PromoteTo(Ints(), hn::LoadU(Bytes(), codes + c * 16 + i));
@@ -91,7 +93,8 @@ HWY_ATTR void expand_values(const uint8_t* codes, const fp16* params, const Int2
         hn::StoreU(decode<3>(bytes, s3, o3), f, out + 3 * d + c);
       }
       for (size_t c = whole; c < last; c++)  // groups that are no multiple of the vector; scale·code is exact
-        for (size_t j = 0; j < 4; j++) out[j * d + c] = s[j] * static_cast<float>(row[c] >> (2 * j) & 3) + o[j];
+        for (size_t j = 0; j < 4; j++)
+          out[j * d + c] = s[j] * static_cast<float>(row[c] >> (2 * j) & 3) + o[j];
     }
   }
 }

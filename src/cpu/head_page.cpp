@@ -70,7 +70,8 @@ void import_codes(uint8_t* k, uint8_t* v, int d, const uint8_t* k_in, const uint
 
 }  // namespace
 
-void write_rows(std::byte* head_page, int head_dim, int token, int n, const float* k, const float* v, size_t stride) {
+void write_rows(std::byte* head_page, int head_dim, int token, int n, const float* k, const float* v,
+                size_t stride) {
   auto* keys = reinterpret_cast<bf16*>(head_page);
   auto* values = keys + static_cast<size_t>(kPageTokens) * head_dim + static_cast<size_t>(token) * head_dim;
   for (int c = 0; c < head_dim; c++)

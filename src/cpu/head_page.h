@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's private layout of a head page (64 tokens, d channels), chosen so that attention never transposes: lanes are
-// tokens for q·k and channels for p·v. Sizes are the canonical ones (quant/page_layout.h).
+// The CPU's private layout of a head page (64 tokens, d channels), chosen so that attention never transposes:
+// lanes are tokens for q·k and channels for p·v. Sizes are the canonical ones (quant/page_layout.h).
 //
 //   full     bf16  K [d][64]   V [64][d]
 //   packed   K codes  [d][16]    byte i of channel c: tokens i, 16+i, 32+i, 48+i in bits 0-1, 2-3, 4-5, 6-7
-//            V codes  [16][d]    byte c of row r: tokens 4r, 4r+1, 4r+2, 4r+3 of channel c in bits 0-1, 2-3, 4-5, 6-7
-//            K params fp16 scale [groups][64], then offset [groups][64]
-//            V params the same
+//            V codes  [16][d]    byte c of row r: tokens 4r, 4r+1, 4r+2, 4r+3 of channel c in bits 0-1, 2-3,
+//            4-5, 6-7 K params fp16 scale [groups][64], then offset [groups][64] V params the same
 #pragma once
 
 #include <cstddef>
@@ -17,9 +16,10 @@
 
 namespace kv2::cpu {
 
-/// Rounds rows to bf16 and writes them at tokens [token, token + n) of a full head page. k, v: n rows of d floats,
-/// `stride` floats apart.
-void write_rows(std::byte* head_page, int head_dim, int token, int n, const float* k, const float* v, size_t stride);
+/// Rounds rows to bf16 and writes them at tokens [token, token + n) of a full head page. k, v: n rows of d
+/// floats, `stride` floats apart.
+void write_rows(std::byte* head_page, int head_dim, int token, int n, const float* k, const float* v,
+                size_t stride);
 
 /// K [d][64] of a full head page as rows [64][d].
 void transpose_keys(const std::byte* head_page, int head_dim, bf16* rows);
@@ -30,8 +30,8 @@ void import_full(std::byte* head_page, int head_dim, const std::byte* canonical)
 void export_packed(const std::byte* head_page, const Int2Layout& layout, std::byte* canonical);
 void import_packed(std::byte* head_page, const Int2Layout& layout, const std::byte* canonical);
 
-/// A head page as floats for attention: k [d][64], v [64][d]. Of a full page only the first n_tokens are read: later
-/// keys become 0, later rows of v are left as they were (attention does not read them).
+/// A head page as floats for attention: k [d][64], v [64][d]. Of a full page only the first n_tokens are
+/// read: later keys become 0, later rows of v are left as they were (attention does not read them).
 void expand_full(const std::byte* head_page, int head_dim, int n_tokens, float* k, float* v);
 void expand_packed(const std::byte* head_page, const Int2Layout& layout, float* k, float* v);
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+// Packing weights into tiles and multiplying rows with them. Inputs are converted once into scratch (bf16 to
+// nearest even, depth padded with zeros); a task is one weight tile and up to four row tiles; bias and
+// accumulation are added when a product is stored. What oneDNN computes and how is tile_shape.cpp.
 #include "cpu/linear.h"
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -12,8 +16,8 @@
 namespace kv2::cpu {
 namespace {
 
-// Widths of output tiles: wide ones waste less of a primitive's call, narrow ones balance small outputs over threads.
-// A function of the output alone, since a tile's width may change the bits.
+// Widths of output tiles: wide ones waste less of a primitive's call, narrow ones balance small outputs over
+// threads. A function of the output alone, since a tile's width may change the bits.
 int tile_width(int n_out) {
   return n_out >= 1024 ? 128 : 64;
 }
@@ -31,7 +35,8 @@ struct RowTile {
   int rows;
 };
 
-/// Covers n_rows: largest tiles first, then the smallest that holds the rest unless a quarter of it or more is padding.
+/// Covers n_rows: largest tiles first, then the smallest that holds the rest unless a quarter of it or more
+/// is padding.
 std::vector<RowTile> cut_rows(int n_rows, const std::vector<int>& counts) {
   std::vector<RowTile> tiles;
   for (int at = 0; at < n_rows;) {
@@ -52,20 +57,23 @@ LinearEngine::LinearEngine(ThreadTeam& team, LinearPrecision precision)
   bf16_ = precision == LinearPrecision::Bf16 || (precision == LinearPrecision::Auto && has_fast_bf16(*dnn_));
   const std::string chosen = shape_for(64, 64).implementation();  // throws when there is none
   if (chosen.find("ref") != std::string::npos)
-    log_warning(fmt::format("oneDNN multiplies {} matrices with its slow reference code ({}) on this processor",
-                            bf16_ ? "bf16" : "f32", chosen));
+    log_warning(
+        fmt::format("oneDNN multiplies {} matrices with its slow reference code ({}) on this processor",
+                    bf16_ ? "bf16" : "f32", chosen));
 }
 
 LinearEngine::~LinearEngine() = default;
 
 std::string LinearEngine::describe() const {
   const dnnl_version_t* v = dnnl_version();
+  std::map<std::string, std::set<std::string>> kernels;  // implementation -> row counts in use
+  for (const auto& [key, shape] : shapes_)
+    kernels[shape->implementation()].insert(fmt::format("{}", fmt::join(shape->row_counts(), "/")));
   std::vector<std::string> names;
-  for (const auto& [key, shape] : shapes_) {
-    std::string name = fmt::format("{} rows {}", shape->implementation(), fmt::join(shape->row_counts(), "/"));
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
-  }
-  return fmt::format("{} (oneDNN {}.{}.{}, {})", bf16_ ? "bf16" : "f32", v->major, v->minor, v->patch, fmt::join(names, "; "));
+  for (const auto& [name, counts] : kernels)
+    names.push_back(fmt::format("{} rows {}", name, fmt::join(counts, " or ")));
+  return fmt::format("{} (oneDNN {}.{}.{}, {})", bf16_ ? "bf16" : "f32", v->major, v->minor, v->patch,
+                     fmt::join(names, "; "));
 }
 
 TileShape& LinearEngine::shape_for(int n_in, int n_out) {
@@ -75,17 +83,18 @@ TileShape& LinearEngine::shape_for(int n_in, int n_out) {
     try {
       shape = std::make_unique<TileShape>(*dnn_, bf16_, depth, width);
     } catch (const dnnl::error& e) {
-      throw_error(ErrorCode::Unsupported, "oneDNN refuses a {} matmul of depth {} and width {}: {}", bf16_ ? "bf16" : "f32",
-                  depth, width, e.what());
+      throw_error(ErrorCode::Unsupported, "oneDNN refuses a {} matmul of depth {} and width {}: {}",
+                  bf16_ ? "bf16" : "f32", depth, width, e.what());
     }
   }
   return *shape;
 }
 
 std::unique_ptr<Linear> LinearEngine::pack(const LinearSource& source) {
-  KV2_CHECK(source.n_in > 0 && source.n_out > 0 && source.fill, "a linear of {} by {}", source.n_in, source.n_out);
-  KV2_CHECK(source.bias.empty() || source.bias.size() == static_cast<size_t>(source.n_out), "bias of {} for {} outputs",
-            source.bias.size(), source.n_out);
+  KV2_CHECK(source.n_in > 0 && source.n_out > 0 && source.fill, "a linear of {} by {}", source.n_in,
+            source.n_out);
+  KV2_CHECK(source.bias.empty() || source.bias.size() == static_cast<size_t>(source.n_out),
+            "bias of {} for {} outputs", source.bias.size(), source.n_out);
   TileShape& shape = shape_for(source.n_in, source.n_out);
   const int width = shape.width(), depth = shape.depth(), n_tiles = (source.n_out + width - 1) / width;
   auto linear = std::make_unique<PackedLinear>();
@@ -96,9 +105,12 @@ std::unique_ptr<Linear> LinearEngine::pack(const LinearSource& source) {
   linear->weights_ = AlignedBuffer(shape.tile_bytes() * static_cast<size_t>(n_tiles));
   linear->bias_.assign(source.bias.begin(), source.bias.end());
 
-  // Rows are filled by this thread (a source need not be thread-safe), a few tiles at a time, and packed by the team.
-  const size_t element = bf16_ ? sizeof(bf16) : sizeof(float), tile_elements = static_cast<size_t>(width) * depth;
-  const int batch = std::clamp(static_cast<int>((size_t{16} << 20) / (tile_elements * 4)), 1, std::max(1, 2 * team_.size()));
+  // Rows are filled by this thread (a source need not be thread-safe), a few tiles at a time, and packed by
+  // the team.
+  const size_t element = bf16_ ? sizeof(bf16) : sizeof(float),
+               tile_elements = static_cast<size_t>(width) * depth;
+  const int batch = std::clamp(static_cast<int>((size_t{16} << 20) / (tile_elements * 4)), 1,
+                               std::max(1, 2 * team_.size()));
   std::vector<float> rows(static_cast<size_t>(batch) * width * source.n_in);
   std::vector<AlignedBuffer> plain(static_cast<size_t>(team_.size()));
   for (auto& p : plain) p.grow(tile_elements * element);
@@ -116,14 +128,16 @@ std::unique_ptr<Linear> LinearEngine::pack(const LinearSource& source) {
         else
           std::memcpy(row, from, static_cast<size_t>(source.n_in) * sizeof(float));
       }
-      shape.pack(worker, to, linear->weights_.as<std::byte>() + (first + static_cast<size_t>(i)) * shape.tile_bytes());
+      shape.pack(worker, to,
+                 linear->weights_.as<std::byte>() + (first + static_cast<size_t>(i)) * shape.tile_bytes());
     });
   }
   return linear;
 }
 
 void LinearEngine::prepare_rows(const LinearParams& p, int n_in, int padded_in, int padded_rows) {
-  const size_t element = bf16_ ? sizeof(bf16) : sizeof(float), row_bytes = static_cast<size_t>(padded_in) * element;
+  const size_t element = bf16_ ? sizeof(bf16) : sizeof(float),
+               row_bytes = static_cast<size_t>(padded_in) * element;
   rows_.grow(row_bytes * static_cast<size_t>(padded_rows));
   const auto prepare = [&](int r) {
     std::byte* row = rows_.as<std::byte>() + static_cast<size_t>(r) * row_bytes;
@@ -166,14 +180,16 @@ void LinearEngine::multiply(const Linear& weights, const LinearParams& p) {
       const RowTile& rows = tiles[static_cast<size_t>(t)];
       shape.multiply(worker, rows.count, rows_.as<std::byte>() + rows.first * row_bytes, packed, product);
       for (int r = 0; r < std::min(rows.rows, p.n_rows - rows.first); r++)
-        store_row(product + static_cast<size_t>(r) * width, w->bias_.empty() ? nullptr : w->bias_.data() + column,
-                  p.accumulate, columns, p.out + static_cast<size_t>(rows.first + r) * n_out + column);
+        store_row(product + static_cast<size_t>(r) * width,
+                  w->bias_.empty() ? nullptr : w->bias_.data() + column, p.accumulate, columns,
+                  p.out + static_cast<size_t>(rows.first + r) * n_out + column);
     }
   });
 }
 
 size_t LinearEngine::scratch_bytes(int n_rows, int max_width) const {
-  return static_cast<size_t>(round_up(n_rows, 64)) * static_cast<size_t>(round_up(max_width, kDepthMultiple)) * (bf16_ ? 2 : 4);
+  return static_cast<size_t>(round_up(n_rows, 64)) *
+         static_cast<size_t>(round_up(max_width, kDepthMultiple)) * (bf16_ ? 2 : 4);
 }
 
 const std::vector<int>& LinearEngine::row_tiles(const Linear& weights) const {

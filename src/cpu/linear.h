@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linears through oneDNN: single-threaded matmul primitives on tiles of the output, called from the thread team. Weights
-// are packed once, tile by tile.
+// Linears through oneDNN: single-threaded matmul primitives on tiles of the output, called from the thread
+// team. Weights are packed once, tile by tile.
 //
-// Invariant: a row's result has the same bits for any number of rows, any chunking and any number of threads. Tiles have
-// fixed shapes; which row counts may be mixed is decided by comparing bits when a shape is first used (TileShape), since
-// oneDNN picks a kernel per shape: with AMX, one row alone runs on another unit and differs in the last bit.
+// Invariant: a row's result has the same bits for any number of rows, any chunking and any number of threads.
+// Tiles have fixed shapes; which row counts may be mixed is decided by comparing bits when a shape is first
+// used (TileShape), since oneDNN picks a kernel per shape: with AMX, one row alone runs on another unit and
+// differs in the last bit.
 #pragma once
 
 #include <map>
@@ -19,8 +20,8 @@
 
 namespace kv2::cpu {
 
-struct OneDnn;     // engine, streams
-class TileShape;   // primitives of one (inputs, tile width)
+struct OneDnn;    // engine, streams
+class TileShape;  // primitives of one (inputs, tile width)
 
 class PackedLinear final : public Linear {
  public:

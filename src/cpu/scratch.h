@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the CPU backend: aligned blocks that know their size, and scratch that grows to the largest batch seen.
+// Memory of the CPU backend: aligned blocks that know their size, and scratch that grows to the largest batch
+// seen.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -18,7 +20,9 @@ inline void* allocate_aligned(size_t bytes) {
   const size_t rounded = bytes > SIZE_MAX - 64 ? 0 : (bytes + 63) / 64 * 64;
   if (bytes != 0 && rounded != 0) p = std::aligned_alloc(64, rounded);
   if (bytes == 0) p = std::aligned_alloc(64, 64);
-  if (!p) throw_error(ErrorCode::OutOfMemory, "no memory for {} bytes ({:.2f} GiB)", bytes, static_cast<double>(bytes) / (1u << 30));
+  if (!p)
+    throw_error(ErrorCode::OutOfMemory, "no memory for {} bytes ({:.2f} GiB)", bytes,
+                static_cast<double>(bytes) / (1u << 30));
   return p;
 }
 
@@ -53,6 +57,22 @@ class AlignedBuffer {
  private:
   void* memory_ = nullptr;
   size_t bytes_ = 0;
+};
+
+/// One buffer per worker of a team.
+class WorkerScratch {
+ public:
+  explicit WorkerScratch(int n_workers) : buffers_(static_cast<size_t>(n_workers)) {}
+  void grow(size_t bytes) {
+    for (AlignedBuffer& b : buffers_) b.grow(bytes);
+  }
+  template <class T>
+  T* of(int worker) const {
+    return buffers_[static_cast<size_t>(worker)].as<T>();
+  }
+
+ private:
+  std::vector<AlignedBuffer> buffers_;
 };
 
 }  // namespace kv2::cpu

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the SIMD files of this folder, once per target: vector types, exp, bf16 and a matrix product whose sums run
-// in index order with one fma each. Invariant: a result's bits depend on its own inputs alone, not on the row block,
-// column block or vector width that computed it. Compiled with -ffp-contract=off: fma only where written.
+// Shared by the SIMD files of this folder, once per target: vector types, exp, bf16 and a matrix product
+// whose sums run in index order with one fma each. Invariant: a result's bits depend on its own inputs alone,
+// not on the row block, column block or vector width that computed it. Compiled with -ffp-contract=off: fma
+// only where written.
 #if defined(KV2_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KV2_CPU_SIMD_INL_H_
 #undef KV2_CPU_SIMD_INL_H_
@@ -27,7 +28,8 @@ using Bytes = hn::Rebind<uint8_t, Floats>;
 using Vec = hn::VFromD<Floats>;
 constexpr size_t kLanes = hn::MaxLanes(Floats());
 
-/// e^x with an error of about 1 ulp; 0 below -87.33 (where e^x leaves the normal range), e^88.7 above that; NaN for NaN.
+/// e^x with an error of about 1 ulp; 0 below -87.33 (where e^x leaves the normal range), e^88.7 above that;
+/// NaN for NaN.
 inline HWY_ATTR Vec exp_of(Vec x) {
   const Floats f;
   const Ints i;
@@ -106,8 +108,8 @@ HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth,
 
 /// The same for any number of columns that is a multiple of 16.
 template <int R>
-HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const float* b, size_t ldb, float* c, size_t ldc,
-                            int columns, Start start) {
+HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const float* b, size_t ldb, float* c,
+                            size_t ldc, int columns, Start start) {
   const int vectors = columns / static_cast<int>(kLanes);
   int v = 0;
   for (; v + kVectors <= vectors; v += kVectors)
@@ -122,15 +124,21 @@ HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const float* 
 }
 
 /// rows in 1..kRows.
-inline HWY_ATTR void multiply(int rows, const float* a, size_t lda, int depth, const float* b, size_t ldb, float* c,
-                              size_t ldc, int columns, Start start) {
+inline HWY_ATTR void multiply(int rows, const float* a, size_t lda, int depth, const float* b, size_t ldb,
+                              float* c, size_t ldc, int columns, Start start) {
   switch (rows) {
-    case 1: return multiply_rows<1>(a, lda, depth, b, ldb, c, ldc, columns, start);
-    case 2: return multiply_rows<2>(a, lda, depth, b, ldb, c, ldc, columns, start);
-    case 3: return multiply_rows<3>(a, lda, depth, b, ldb, c, ldc, columns, start);
-    case 4: return multiply_rows<4>(a, lda, depth, b, ldb, c, ldc, columns, start);
-    case 5: return multiply_rows<5>(a, lda, depth, b, ldb, c, ldc, columns, start);
-    default: return multiply_rows<6>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 1:
+      return multiply_rows<1>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 2:
+      return multiply_rows<2>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 3:
+      return multiply_rows<3>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 4:
+      return multiply_rows<4>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    case 5:
+      return multiply_rows<5>(a, lda, depth, b, ldb, c, ldc, columns, start);
+    default:
+      return multiply_rows<6>(a, lda, depth, b, ldb, c, ldc, columns, start);
   }
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// oneDNN's primitives for one tile shape, and the comparison of bits that decides which row counts may be
+// mixed.
 #include "cpu/tile_shape.h"
 
 #include <dlfcn.h>
@@ -13,7 +15,8 @@
 namespace kv2::cpu {
 namespace {
 
-constexpr int kRowCounts[] = {64, 16, 4, 1};  // tried in this order; the first that works fixes the packed layout
+constexpr int kRowCounts[] = {64, 16, 4,
+                              1};  // tried in this order; the first that works fixes the packed layout
 
 int (*openmp_max_threads())() {
   static const auto f = reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
@@ -31,14 +34,17 @@ Type input_type(bool bf16) {
   return bf16 ? Type::bf16 : Type::f32;
 }
 
-/// A matmul descriptor, or an empty one where oneDNN has none. weights: a packed layout, or nullptr to let it choose.
-dnnl::matmul::primitive_desc describe_matmul(const dnnl::engine& engine, bool bf16, int rows, int depth, int width,
-                                             const dnnl::memory::desc* weights) {
-  const dnnl::memory::desc in({rows, depth}, input_type(bf16), Tag::ab), out({rows, width}, Type::f32, Tag::ab);
+/// A matmul descriptor, or an empty one where oneDNN has none. weights: a packed layout, or nullptr to let it
+/// choose.
+dnnl::matmul::primitive_desc describe_matmul(const dnnl::engine& engine, bool bf16, int rows, int depth,
+                                             int width, const dnnl::memory::desc* weights) {
+  const dnnl::memory::desc in({rows, depth}, input_type(bf16), Tag::ab),
+      out({rows, width}, Type::f32, Tag::ab);
   const dnnl::memory::desc any({depth, width}, input_type(bf16), Tag::any);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // else two threads would share one
-  return dnnl::matmul::primitive_desc({in, weights ? *weights : any, out}, attributes, engine, /*allow_empty=*/true);
+  return dnnl::matmul::primitive_desc({in, weights ? *weights : any, out}, attributes, engine,
+                                      /*allow_empty=*/true);
 }
 
 }  // namespace
@@ -84,8 +90,10 @@ bool TileShape::add_candidate(int rows) {
   Candidate c{rows, found.impl_info_str(), dnnl::matmul(found), {}};
   for (AlignedBuffer& scratchpad : scratchpads_) {
     scratchpad.grow(found.scratchpad_desc().get_size());
-    Call call{dnnl::memory(found.src_desc(), dnn_.engine, nullptr), dnnl::memory(packed_, dnn_.engine, nullptr),
-              dnnl::memory(found.dst_desc(), dnn_.engine, nullptr), {}};
+    Call call{dnnl::memory(found.src_desc(), dnn_.engine, nullptr),
+              dnnl::memory(packed_, dnn_.engine, nullptr),
+              dnnl::memory(found.dst_desc(), dnn_.engine, nullptr),
+              {}};
     call.arguments = {{DNNL_ARG_SRC, call.in},
                       {DNNL_ARG_WEIGHTS, call.weights},
                       {DNNL_ARG_DST, call.out},
@@ -112,7 +120,8 @@ void TileShape::multiply(int worker, size_t count, const void* in, const void* p
   call.in.set_data_handle(const_cast<void*>(in));
   call.weights.set_data_handle(const_cast<void*>(packed));
   call.out.set_data_handle(out);
-  call.arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(scratchpads_[static_cast<size_t>(worker)].as<void>());
+  call.arguments.at(DNNL_ARG_SCRATCHPAD)
+      .set_data_handle(scratchpads_[static_cast<size_t>(worker)].as<void>());
   c.primitive.execute(dnn_.streams[static_cast<size_t>(worker)], call.arguments);
 }
 
@@ -121,13 +130,15 @@ std::vector<float> TileShape::run_rows(Candidate& c, const void* in, const void*
   std::vector<float> out(static_cast<size_t>(n) * width_);
   const size_t row_bytes = static_cast<size_t>(depth_) * (bf16_ ? 2 : 4);
   for (int r = 0; r < n; r += c.rows)
-    multiply(0, static_cast<size_t>(&c - candidates_.data()), static_cast<const std::byte*>(in) + (first + r) * row_bytes,
-             packed, out.data() + static_cast<size_t>(r) * width_);
+    multiply(0, static_cast<size_t>(&c - candidates_.data()),
+             static_cast<const std::byte*>(in) + (first + r) * row_bytes, packed,
+             out.data() + static_cast<size_t>(r) * width_);
   return out;
 }
 
-// The largest row count whose rows do not depend on their place in the tile is the yardstick; smaller ones stay when
-// they give the same bits for every row. Random numbers with a mean, so that sums round in every step.
+// The largest row count whose rows do not depend on their place in the tile is the yardstick; smaller ones
+// stay when they give the same bits for every row. Random numbers with a mean, so that sums round in every
+// step.
 void TileShape::keep_equal_candidates() {
   constexpr int kRows = 128;
   std::mt19937 generator(1);
@@ -136,7 +147,8 @@ void TileShape::keep_equal_candidates() {
     const size_t n = static_cast<size_t>(rows) * depth_;
     AlignedBuffer buffer(n * 4);
     for (size_t i = 0; i < n; i++)
-      bf16_ ? void(buffer.as<bf16>()[i] = to_bf16(normal(generator))) : void(buffer.as<float>()[i] = normal(generator));
+      bf16_ ? void(buffer.as<bf16>()[i] = to_bf16(normal(generator)))
+            : void(buffer.as<float>()[i] = normal(generator));
     return buffer;
   };
   const AlignedBuffer plain = fill(width_), in = fill(kRows);
@@ -151,7 +163,8 @@ void TileShape::keep_equal_candidates() {
     for (const int shift : {1, 2, 5, c.rows / 2 + 1}) {
       if (c.rows == 1 || !same) break;
       const std::vector<float> moved = run_rows(c, in.as<void>(), packed.as<void>(), shift, kRows - 64);
-      same = std::memcmp(moved.data(), all.data() + static_cast<size_t>(shift) * width_, moved.size() * 4) == 0;
+      same =
+          std::memcmp(moved.data(), all.data() + static_cast<size_t>(shift) * width_, moved.size() * 4) == 0;
     }
     if (!same) continue;
     if (yardstick.empty()) yardstick = all;

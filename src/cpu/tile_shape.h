@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One weight tile's oneDNN primitives: out [rows, width] = in [rows, depth]·tile, for a few fixed row counts that were
-// checked to give the same bits for a row, wherever in a tile it stands. Private to this folder; the only oneDNN code.
+// One weight tile's oneDNN primitives: out [rows, width] = in [rows, depth]·tile, for a few fixed row counts
+// that were checked to give the same bits for a row, wherever in a tile it stands. Private to this folder;
+// the only oneDNN code.
 #pragma once
 
 #include <dnnl.hpp>
@@ -13,8 +14,9 @@
 
 namespace kv2::cpu {
 
-/// oneDNN may be built on OpenMP, whose regions would start a second team inside ours. While one of these lives, OpenMP
-/// runs single-threaded on this thread; kv2 itself does not link OpenMP (the functions are looked up at run time).
+/// oneDNN may be built on OpenMP, whose regions would start a second team inside ours. While one of these
+/// lives, OpenMP runs single-threaded on this thread; kv2 itself does not link OpenMP (the functions are
+/// looked up at run time).
 class OneOpenMpThread {
  public:
   OneOpenMpThread();
@@ -41,7 +43,7 @@ class TileShape {
   int width() const { return width_; }
   size_t tile_bytes() const { return tile_bytes_; }
   const std::string& implementation() const { return implementation_; }  // of the largest row count
-  const std::vector<int>& row_counts() const { return row_counts_; }      // ascending
+  const std::vector<int>& row_counts() const { return row_counts_; }     // ascending
 
   /// plain [width, depth] (bf16 or float, a row per output) -> packed [tile_bytes()].
   void pack(int worker, const void* plain, void* packed);

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/head_ops.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "base/float16.h"
+#include "cpu/elementwise.h"
+#include "cpu/head_page.h"
+#include "quant/int2/int2.h"
+
+namespace kv2::cpu {
+
+// transform: a matrix and 12 rows; demote: 64 rows of keys and a canonical packed page (no larger than they).
+size_t head_op_scratch(int head_dim) {
+  const size_t d = static_cast<size_t>(head_dim);
+  return std::max(sizeof(float) * (d * d + 12 * d), sizeof(bf16) * 2 * kPageTokens * d);
+}
+
+void transform(ThreadTeam& team, WorkerScratch& scratch, const TransformParams& p) {
+  const int d = p.head_dim, q_per_kv = p.n_heads / p.n_kv_heads;
+  if (d % 16 != 0)
+    throw_error(ErrorCode::Unsupported, "head_dim {} on the CPU: transforms need a multiple of 16", d);
+  scratch.grow(head_op_scratch(d));
+  // A task is one KV head and a run of rows; 6 vectors at a time go through the matrix.
+  const int rows_per_task = std::max(1, 96 / q_per_kv),
+            chunks = (p.n_rows + rows_per_task - 1) / rows_per_task;
+  team.run(static_cast<int64_t>(chunks) * p.n_kv_heads, [&](int64_t task, int worker) {
+    const int kv_head = static_cast<int>(task % p.n_kv_heads),
+              row0 = static_cast<int>(task / p.n_kv_heads) * rows_per_task;
+    const int n = std::min(rows_per_task, p.n_rows - row0) * q_per_kv;
+    const size_t dd = static_cast<size_t>(d);
+    const float* matrix = p.matrix + static_cast<size_t>(kv_head) * dd * dd;
+    float* transposed = scratch.of<float>(worker);
+    if (p.transpose) {
+      transpose_matrix(matrix, d, transposed);
+      matrix = transposed;
+    }
+    const float* mean = p.mean ? p.mean + static_cast<size_t>(kv_head) * dd : nullptr;
+    const float* add = p.add ? p.add + static_cast<size_t>(kv_head) * dd : nullptr;
+    for (int i = 0; i < n; i += 6) {
+      const float* in[6];
+      float* out[6];
+      const int block = std::min(6, n - i);
+      for (int j = 0; j < block; j++) {
+        const size_t row = static_cast<size_t>(row0 + (i + j) / q_per_kv);
+        const size_t at =
+            (row * p.n_heads + static_cast<size_t>(kv_head * q_per_kv + (i + j) % q_per_kv)) * dd;
+        in[j] = p.in + at;
+        out[j] = p.out + at;
+      }
+      multiply_heads(in, out, block, d, matrix, mean, add, transposed + dd * dd);
+    }
+  });
+}
+
+void append(ThreadTeam& team, const AppendParams& p) {
+  struct Piece {  // rows of one sequence that fall into one page
+    int32_t slot;
+    int token, n, row;
+  };
+  const KvShape& shape = p.kv.layout.shape;
+  std::vector<Piece> pieces;
+  for (const SequenceView& s : p.sequences) {
+    for (int at = 0; at < s.n_rows;) {
+      const int64_t pos = s.first_pos + at;
+      const int token = static_cast<int>(pos % kPageTokens), n = std::min(s.n_rows - at, kPageTokens - token);
+      const int32_t slot = s.full_pages ? s.full_pages[pos / kPageTokens] : -1;
+      KV2_CHECK(slot >= 0 && p.kv.full, "full page {} not held", pos / kPageTokens);
+      pieces.push_back({slot, token, n, s.first_row + at});
+      at += n;
+    }
+  }
+  const auto write = [&](int64_t i, int) {
+    const Piece& piece = pieces[static_cast<size_t>(i / shape.n_kv_heads)];
+    const int head = static_cast<int>(i % shape.n_kv_heads), d = shape.head_dim;
+    const size_t stride = static_cast<size_t>(shape.n_kv_heads) * d,
+                 from = static_cast<size_t>(piece.row) * stride + static_cast<size_t>(head) * d;
+    std::byte* page = p.kv.full + static_cast<size_t>(piece.slot) * p.kv.layout.full_page_bytes() +
+                      p.kv.layout.full_offset(p.layer, head);
+    write_rows(page, d, piece.token, piece.n, p.k + from, p.v + from, stride);
+  };
+  const int64_t n = static_cast<int64_t>(pieces.size()) * shape.n_kv_heads;
+  if (pieces.size() == 1 && pieces[0].n == 1)  // one token: waking the team costs more
+    for (int64_t i = 0; i < n; i++) write(i, 0);
+  else
+    team.run(n, write);
+}
+
+void demote(ThreadTeam& team, WorkerScratch& scratch, const DemoteParams& p) {
+  const KvShape& shape = p.kv.layout.shape;
+  const int d = shape.head_dim;
+  const Int2Layout layout{d, p.kv.layout.group};
+  KV2_CHECK(p.kv.layout.codec == CodecId::Int2, "demote needs a codec");
+  KV2_CHECK(p.k.group == layout.group && p.v.group == layout.group, "coder and layout differ in group");
+  scratch.grow(head_op_scratch(d));
+  team.run(static_cast<int64_t>(p.pages.size()) * shape.n_kv_heads, [&](int64_t i, int worker) {
+    const Demotion& page = p.pages[static_cast<size_t>(i / shape.n_kv_heads)];
+    const int head = static_cast<int>(i % shape.n_kv_heads);
+    KV2_CHECK(page.full_page >= 0 && page.packed_page >= 0, "a page to demote is not held");
+    const std::byte* full = p.kv.full + static_cast<size_t>(page.full_page) * p.kv.layout.full_page_bytes() +
+                            p.kv.layout.full_offset(p.layer, head);
+    std::byte* packed = p.kv.packed +
+                        static_cast<size_t>(page.packed_page) * p.kv.layout.packed_page_bytes() +
+                        p.kv.layout.packed_offset(p.layer, head);
+    bf16* keys = scratch.of<bf16>(worker);
+    auto* canonical = reinterpret_cast<std::byte*>(keys + static_cast<size_t>(kPageTokens) * d);
+    const auto codes = [&](size_t at) { return reinterpret_cast<uint8_t*>(canonical + at); };
+    const auto params = [&](size_t at) { return reinterpret_cast<fp16*>(canonical + at); };
+    transpose_keys(full, d, keys);
+    const auto* values = reinterpret_cast<const bf16*>(full) + static_cast<size_t>(kPageTokens) * d;
+    int2::encode_rows(keys, static_cast<size_t>(d), d, p.k, codes(layout.k_codes()),
+                      params(layout.k_params()));
+    int2::encode_rows(values, static_cast<size_t>(d), d, p.v, codes(layout.v_codes()),
+                      params(layout.v_params()));
+    import_packed(packed, layout, canonical);
+  });
+}
+
+}  // namespace kv2::cpu
