@@ -158,6 +158,37 @@ std::vector<Vocabulary> with_vectors() {
 INSTANTIATE_TEST_SUITE_P(All, TokenizerGolden, ::testing::ValuesIn(vocabularies()), test_name);
 INSTANTIATE_TEST_SUITE_P(All, LlamaCppVectors, ::testing::ValuesIn(with_vectors()), test_name);
 
+/// Whole tokenizer.json files with parts that the vocabularies above do not have.
+class SmallTokenizer : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(SmallTokenizer, IdsEqualTheReference) {
+  const auto texts = golden("strings")["strings"].get<std::vector<std::string>>();
+  const Json reference = golden("small-" + GetParam());
+  const auto tokenizer = Tokenizer::from_json(reference["tokenizer"].dump());
+  const auto picked = reference["strings"].get<std::vector<size_t>>();
+  ASSERT_GE(picked.size(), 65u);
+  for (size_t i = 0; i < picked.size(); i++) {
+    const std::string& text = texts[picked[i]];
+    EXPECT_EQ(tokenizer->encode(text, Special::Parse, Tokenizer::Bos::AsModelSays),
+              reference["ids"][i].get<Ids>())
+        << picked[i] << ": " << Json(text).dump();
+    if (i < reference["bare"].size()) {
+      EXPECT_EQ(tokenizer->encode(text, Special::Parse, Tokenizer::Bos::Never),
+                reference["bare"][i].get<Ids>())
+          << picked[i] << ": " << Json(text).dump();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SmallTokenizer,
+                         ::testing::Values("nfc-template", "prefix-space", "three-splits", "removed-gaps",
+                                           "prepend", "metaspace"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
 std::vector<ChatMessage> messages_of(const Json& chat) {
   std::vector<ChatMessage> out;
   for (const Json& m : chat) out.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});

@@ -303,6 +303,55 @@ def save_hugging_face(name: str, tok, texts: list[str]) -> None:
     save(f"{name}.json", {"reference": f"tokenizers {tokenizers.__version__}", "ids": parse, "as_text": differ})
 
 
+def small_tokenizers(texts: list[str]):
+    """Whole tokenizer.json files with the parts that the big vocabularies do not have, trained on the strings."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers as pre, processors, trainers
+    bytes_only = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+    added = [AddedToken("the", single_word=True, normalized=False), AddedToken("\U0001f600", lstrip=True, normalized=False),
+             AddedToken("fox", rstrip=True, normalized=False), AddedToken("\u1ebf", normalized=True)]
+
+    def make(pre_tokenizer, normalizer, byte_level=True, template=None, **options):
+        tok = Tokenizer(models.BPE(**options))
+        tok.pre_tokenizer, tok.normalizer = pre_tokenizer, normalizer
+        special = ["<unk>", "<s>", "</s>", "<|im_end|>"] + ([] if byte_level else [f"<0x{b:02X}>" for b in range(256)])
+        trainer = trainers.BpeTrainer(vocab_size=500 if byte_level else 760, special_tokens=special, show_progress=False, limit_alphabet=280,
+                                      initial_alphabet=pre.ByteLevel.alphabet() if byte_level else [])
+        tok.train_from_iterator([t for t in texts if len(t) < 120], trainer)
+        data = json.loads(tok.to_str())
+        data["added_tokens"] = data["added_tokens"][:4]  # the byte tokens belong to the model alone
+        tok = Tokenizer.from_str(json.dumps(data))
+        tok.add_tokens(added)
+        if template:
+            tok.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
+        return tok
+
+    prepend = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    gpt4o = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+             r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    split = lambda pattern: pre.Split(pattern, behavior="isolated")
+    yield "small-nfc-template", make(pre.Sequence([split(Regex(gpt4o)), bytes_only]), normalizers.NFC(), template="<s> $A </s>")
+    yield "small-prefix-space", make(pre.ByteLevel(add_prefix_space=True), None)
+    yield "small-three-splits", make(
+        pre.Sequence([split(Regex(r"\p{N}{1,3}")), split("e"), split(Regex(r"\w+\b|\s?[\p{P}\p{S}]+|(?=[A-Z])|^\S")),
+                      pre.Digits(individual_digits=True), bytes_only]), None, ignore_merges=True)
+    yield "small-removed-gaps", make(
+        pre.Sequence([pre.Split(Regex(r"\s?\p{L}+|\s?\p{N}+"), behavior="removed", invert=True), bytes_only]), None)
+    added[:] = added[:3]  # a token matched behind the normalizer of spaces is refused
+    spaces = dict(byte_level=False, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    yield "small-prepend", make(None, prepend, template="<s> $A", **spaces)
+    yield "small-metaspace", make(pre.Metaspace(replacement="▁", prepend_scheme="first", split=False), None, **spaces)
+
+
+def save_small_tokenizers(texts: list[str]) -> None:
+    import tokenizers
+    for name, tok in small_tokenizers(texts):
+        picked = list(range(0, len(texts), 6))
+        save(f"{name}.json", {"reference": f"tokenizers {tokenizers.__version__}", "tokenizer": json.loads(tok.to_str()), "strings": picked,
+                              "ids": [tok.encode(texts[i]).ids for i in picked],
+                              "bare": [tok.encode(texts[i], add_special_tokens=False).ids for i in picked[:20]]})
+
+
 def save_templates(smollm2_template: str) -> None:
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -345,6 +394,7 @@ def main() -> int:
     save_hugging_face("smollm2", hugging_face(smollm2, "smollm2"), texts)
     from tokenizers import Tokenizer
     save_hugging_face("needle-15m", Tokenizer.from_file(str(ROOT.parent / "shared/models/needle-15m/tokenizer.json")), texts)
+    save_small_tokenizers(texts)
     save_templates(smollm2["chat_template"])
     for path in sorted(OUT.glob("*.json")):
         print(f"{path.name}: {path.stat().st_size} bytes")

@@ -142,7 +142,10 @@ class Reader {
       token.rstrip = flag(o, "rstrip", false);
       token.single_word = flag(o, "single_word", false);
       token.normalized = flag(o, "normalized", !token.special);
-      place(id, token.content, token.special ? TokenType::Control : TokenType::UserDefined);
+      // a plain token of the model that is matched as a whole, too, keeps the alphabet of the model
+      const bool in_model = ids_.contains(token.content);
+      place(id, token.content,
+            token.special ? TokenType::Control : in_model ? TokenType::Normal : TokenType::UserDefined);
       recipe_.added.push_back(std::move(token));
     }
   }
