@@ -169,8 +169,11 @@ TEST_P(SmallTokenizer, IdsEqualTheReference) {
   ASSERT_GE(picked.size(), 65u);
   for (size_t i = 0; i < picked.size(); i++) {
     const std::string& text = texts[picked[i]];
-    EXPECT_EQ(tokenizer->encode(text, Special::Parse, Tokenizer::Bos::AsModelSays),
-              reference["ids"][i].get<Ids>())
+    Ids expected = reference["ids"][i].get<Ids>();
+    // the one wanted difference: a text that spells the begin-of-text token gets no second one
+    if (expected.size() > 1 && expected[0] == tokenizer->bos() && expected[1] == expected[0])
+      expected.erase(expected.begin());
+    EXPECT_EQ(tokenizer->encode(text, Special::Parse, Tokenizer::Bos::AsModelSays), expected)
         << picked[i] << ": " << Json(text).dump();
     if (i < reference["bare"].size()) {
       EXPECT_EQ(tokenizer->encode(text, Special::Parse, Tokenizer::Bos::Never),
