@@ -1,112 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases of attend: every boundary of the rule of visibility, ragged batches, and the invariance of a query to
-// chunking, batch and threads.
+// The list of attend's cases: every boundary of the rule of visibility, ragged batches, shapes, hard numbers;
+// and its invariance to chunking, batch and threads.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
-#include "ops/cases/page_world.h"
+#include "ops/cases/attend_case.h"
 
 namespace kv2::cases {
 namespace {
-
-struct AttendCase {
-  std::string name;
-  WorldSpec world;
-  std::vector<Segment> segments;
-  float soft_cap = 0, query_sigma = 1.0f;
-  bool nan_query = false;
-
-  int n_rows() const {
-    int n = 0;
-    for (const Segment& s : segments) n += s.n_rows;
-    return n;
-  }
-  size_t row_values() const { return static_cast<size_t>(world.shape.n_heads) * world.shape.head_dim; }
-  float softmax_scale() const { return 1.0f / std::sqrt(static_cast<float>(world.shape.head_dim)); }
-
-  /// The query of one position is the same in whatever batch it comes.
-  std::vector<float> queries(const std::vector<Segment>& rows) const {
-    std::vector<float> q;
-    for (const Segment& s : rows) {
-      for (int64_t pos = s.first_pos; pos < s.first_pos + s.n_rows; pos++) {
-        Random random(static_cast<uint64_t>(s.sequence) * 1000003 + pos);
-        const std::vector<float> row = random.normals(row_values(), 0.2f, query_sigma);
-        q.insert(q.end(), row.begin(), row.end());
-      }
-    }
-    return q;
-  }
-
-  /// In units of the output's norm: sums in f32 round logits by about 2^-24·√d of their largest terms.
-  double bound() const {
-    const double d = world.shape.head_dim;
-    const double q_norm = std::sqrt(d) * std::hypot(0.2, query_sigma),
-                 k_norm = std::sqrt(d) * std::hypot(1.2, world.key_mean);
-    return 1e-5 + 2e-7 * softmax_scale() * q_norm * k_norm;
-  }
-
-  OpCase build() const {
-    const KvShape& shape = world.shape;
-    OpCase c{.op = "attend",
-             .name = fmt::format("{} rows={} heads={}x{} d={} sink={} recent={}", name, n_rows(),
-                                 shape.n_kv_heads, shape.q_per_kv(), shape.head_dim, world.rule.sink_pages,
-                                 world.rule.recent_pages)};
-    c.bound = bound();
-    const double token_bytes = world.layout().history_bits() / 8 * 2 * shape.n_kv_heads * shape.head_dim;
-    for (const Segment& s : segments) {
-      c.bytes += token_bytes * static_cast<double>(s.first_pos + s.n_rows) + 8.0 * s.n_rows * row_values();
-      c.flops += 4.0 * row_values() * s.n_rows * (static_cast<double>(s.first_pos) + 0.5 * (s.n_rows + 1));
-    }
-    c.prepare = [*this](Backend& backend) {
-      const auto made = std::make_shared<const PageWorld>(world);
-      const auto pages = std::make_shared<const DevicePages>(backend, made);
-      pages->fill_full();
-      pages->fill_packed();
-      std::vector<float> host = queries(segments);
-      if (nan_query) host[host.size() / 2] = std::numeric_limits<float>::quiet_NaN();
-      const auto q = on_device(backend, host),
-                 out = on_device(backend, std::vector<float>(host.size(), 7.0f));
-      const auto views = std::make_shared<const Views>(made->views(segments));
-      return OpRun{[&backend, q, out, pages, views, c = *this] {
-                     backend.attend({c.world.layer, q.data(), out.data(), pages->view(), views->views,
-                                     c.softmax_scale(), c.soft_cap});
-                   },
-                   [out, w = world.shape.head_dim] {
-                     return OpOutput{.row_width = w, .values = out.download(), .bytes = {}};
-                   }};
-    };
-    return c;
-  }
-
-  /// The outputs of all positions of all sequences, in order, computed in the given steps.
-  OpOutput in_steps(Backend& backend, const std::vector<std::vector<Segment>>& steps) const {
-    const auto made = std::make_shared<const PageWorld>(world);
-    const DevicePages pages(backend, made);
-    pages.fill_full();
-    pages.fill_packed();
-    std::vector<size_t> first_value(world.n_tokens.size() + 1, 0);
-    for (size_t s = 0; s < world.n_tokens.size(); s++)
-      first_value[s + 1] = first_value[s] + world.n_tokens[s] * row_values();
-    OpOutput all{
-        .row_width = world.shape.head_dim, .values = std::vector<float>(first_value.back()), .bytes = {}};
-    for (const std::vector<Segment>& step : steps) {
-      const auto q = on_device(backend, queries(step));
-      const DeviceArray<float> out(backend, q.size());
-      const Views views = made->views(step);
-      backend.attend(
-          {world.layer, q.data(), out.data(), pages.view(), views.views, softmax_scale(), soft_cap});
-      const std::vector<float> host = out.download();
-      auto from = host.begin();
-      for (const Segment& s : step) {
-        const auto n = static_cast<std::ptrdiff_t>(s.n_rows * row_values());
-        std::copy(from, from + n, all.values.begin() + first_value[s.sequence] + s.first_pos * row_values());
-        from += n;
-      }
-    }
-    return all;
-  }
-};
 
 WorldSpec world_of(int kv_heads, int q_per_kv, int d, int sink, int recent, std::vector<int64_t> n_tokens) {
   return {.shape = {2, kv_heads * q_per_kv, kv_heads, d},
@@ -217,6 +117,32 @@ void add_special(std::vector<OpCase>& all) {
   all.push_back(AttendCase{"long chunk", world_of(1, 2, 64, 1, 4, {2600}), {{0, 2530, 70}}}.build());
 }
 
+/// The same queries in chunks, alone, in batches; from first_pos of each sequence on, where the pages before
+/// are there.
+InvarianceCase in_all_ways(const AttendCase& inputs, const std::vector<int64_t>& first_pos) {
+  InvarianceCase c{.op = "attend", .name = inputs.full_name(), .ways = {}};
+  std::vector<int64_t> lengths = inputs.world.n_tokens;
+  for (size_t s = 0; s < lengths.size(); s++) lengths[s] -= first_pos[s];
+  const auto way = [&](const std::string& name, std::vector<std::vector<Segment>> steps, Feed feed) {
+    for (std::vector<Segment>& step : steps)
+      for (Segment& s : step) s.first_pos += first_pos[s.sequence];
+    c.ways.push_back({name + (feed == Feed::Appended ? ", appended" : ""),
+                      [inputs, steps = std::move(steps), feed](Backend& backend) {
+                        return inputs.in_steps(backend, steps, feed);
+                      }});
+  };
+  constexpr int kWhole = 1 << 20;
+  way("whole", chunk_steps(lengths, kWhole), Feed::Imported);
+  for (const int chunk : {1, 7, 64, 100})
+    way(fmt::format("chunks of {}", chunk), chunk_steps(lengths, chunk), Feed::Imported);
+  way("ragged batches", ragged_steps(lengths, 3), Feed::Imported);
+  if (std::any_of(first_pos.begin(), first_pos.end(), [](int64_t pos) { return pos > 0; })) return c;
+  for (const int chunk : {kWhole, 1, 7, 64, 100})
+    way(fmt::format("chunks of {}", chunk), chunk_steps(lengths, chunk), Feed::Appended);
+  way("other ragged batches", ragged_steps(lengths, 4), Feed::Appended);
+  return c;
+}
+
 }  // namespace
 
 std::vector<OpCase> attend_cases() {
@@ -229,26 +155,8 @@ std::vector<OpCase> attend_cases() {
 
 std::vector<InvarianceCase> attend_invariance() {
   std::vector<InvarianceCase> all;
-  const auto add = [&](const AttendCase& inputs) {
-    InvarianceCase c{
-        .op = "attend",
-        .name = fmt::format("{} d={} heads={}x{} sink={} recent={}", inputs.name, inputs.world.shape.head_dim,
-                            inputs.world.shape.n_kv_heads, inputs.world.shape.q_per_kv(),
-                            inputs.world.rule.sink_pages, inputs.world.rule.recent_pages),
-        .ways = {}};
-    const auto way = [&](const std::string& name, std::vector<std::vector<Segment>> steps) {
-      c.ways.push_back({name, [inputs, steps = std::move(steps)](Backend& backend) {
-                          return inputs.in_steps(backend, steps);
-                        }});
-    };
-    way("whole", chunk_steps(inputs.world.n_tokens, 100000));
-    for (const int chunk : {1, 7, 64, 100})
-      way(fmt::format("chunks of {}", chunk), chunk_steps(inputs.world.n_tokens, chunk));
-    way("ragged batches", ragged_steps(inputs.world.n_tokens, 3));
-    way("other ragged batches", ragged_steps(inputs.world.n_tokens, 4));
-    all.push_back(std::move(c));
-  };
-  const std::vector<int64_t> n_tokens = {450, 1, 64, 129, 333};
+  const std::vector<int64_t> n_tokens = {450, 1, 64, 129, 333}, from_the_start(5, 0);
+  const auto add = [&](const AttendCase& c) { all.push_back(in_all_ways(c, from_the_start)); };
   for (const Windows& w : kWindows)
     add({"five sequences", world_of(1, 3, 64, w.sink, w.recent, n_tokens), {}});
   add({"five sequences", world_of(2, 4, 128, 1, 1, n_tokens), {}});
@@ -258,6 +166,9 @@ std::vector<InvarianceCase> attend_invariance() {
   bf16.world.group = 0;
   bf16.world.rule.quantized = false;
   add(bf16);
+  // long enough for runs of pages to be merged
+  const AttendCase deep{"the ends of long sequences", world_of(1, 2, 64, 1, 4, {4300, 1100, 2049, 3}), {}};
+  all.push_back(in_all_ways(deep, {4130, 1010, 2046, 0}));
   return all;
 }
 

@@ -10,18 +10,6 @@
 namespace kv2::cases {
 namespace {
 
-/// K or V rows of the segments as a batch has them, [n_rows, n_kv_heads, head_dim].
-std::vector<float> gather(const PageWorld& world, const std::vector<Segment>& segments, bool keys) {
-  const size_t width = static_cast<size_t>(world.spec().shape.n_kv_heads) * world.spec().shape.head_dim;
-  std::vector<float> rows;
-  for (const Segment& s : segments) {
-    const std::vector<float>& from = keys ? world.keys(s.sequence) : world.values(s.sequence);
-    rows.insert(rows.end(), from.begin() + s.first_pos * width,
-                from.begin() + (s.first_pos + s.n_rows) * width);
-  }
-  return rows;
-}
-
 int count_rows(const std::vector<Segment>& segments) {
   int n = 0;
   for (const Segment& s : segments) n += s.n_rows;
@@ -51,7 +39,7 @@ struct AppendCase {
     c.bytes = 12.0 * n_rows * world.shape.n_kv_heads * world.shape.head_dim;
     c.prepare = [*this](Backend& backend) {
       const auto made = std::make_shared<const PageWorld>(world);
-      std::vector<float> k_host = gather(*made, segments, true), v_host = gather(*made, segments, false);
+      std::vector<float> k_host = made->batch_keys(segments), v_host = made->batch_values(segments);
       if (hard_values) {
         plant_hard_values(k_host);
         plant_hard_values(v_host);
@@ -150,8 +138,8 @@ OpOutput append_in_steps(Backend& backend, const WorldSpec& spec,
     demotions.clear();
   };
   for (const std::vector<Segment>& step : steps) {
-    const auto k = on_device(backend, gather(*world, step, true)),
-               v = on_device(backend, gather(*world, step, false));
+    const auto k = on_device(backend, world->batch_keys(step)),
+               v = on_device(backend, world->batch_values(step));
     const Views views = world->append_views(step);
     backend.append({spec.layer, k.data(), v.data(), pages.view(), views.views});
     for (const Segment& s : step)

@@ -43,6 +43,17 @@ PageWorld::PageWorld(WorldSpec spec) : spec_(std::move(spec)) {
   }
 }
 
+std::vector<float> PageWorld::gather(const std::vector<std::vector<float>>& from,
+                                     std::span<const Segment> segments) const {
+  const size_t width = static_cast<size_t>(spec_.shape.n_kv_heads) * spec_.shape.head_dim;
+  std::vector<float> rows;
+  for (const Segment& s : segments) {
+    const auto begin = from[s.sequence].begin() + static_cast<std::ptrdiff_t>(s.first_pos * width);
+    rows.insert(rows.end(), begin, begin + static_cast<std::ptrdiff_t>(s.n_rows * width));
+  }
+  return rows;
+}
+
 std::vector<std::byte> PageWorld::canonical_full(int sequence, int page, int kv_head) const {
   const int d = spec_.shape.head_dim;
   const float stale = spec_.stale_nan ? std::numeric_limits<float>::quiet_NaN() : 1e30f;

@@ -63,6 +63,12 @@ class PageWorld {
   const std::vector<float>& keys(int sequence) const { return keys_[sequence]; }
   const std::vector<float>& values(int sequence) const { return values_[sequence]; }
 
+  /// Rows of the segments as a batch has them, [n_rows, n_kv_heads, head_dim].
+  std::vector<float> batch_keys(std::span<const Segment> segments) const { return gather(keys_, segments); }
+  std::vector<float> batch_values(std::span<const Segment> segments) const {
+    return gather(values_, segments);
+  }
+
   /// Canonical bytes of one head page. Packed: complete pages only.
   std::vector<std::byte> canonical_full(int sequence, int page, int kv_head) const;
   std::vector<std::byte> canonical_packed(int sequence, int page, int kv_head) const;
@@ -74,6 +80,9 @@ class PageWorld {
   Views append_views(std::span<const Segment> segments) const;
 
  private:
+  std::vector<float> gather(const std::vector<std::vector<float>>& from,
+                            std::span<const Segment> segments) const;
+
   WorldSpec spec_;
   int n_slots_ = 0;
   std::vector<std::vector<float>> keys_, values_;
