@@ -15,7 +15,6 @@ namespace kv2 {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 64 << 10;
-constexpr uint32_t kHeapLimitKib = 64 << 10, kDepthLimit = 1 << 20;
 
 std::string error_text(int code) {
   PCRE2_UCHAR text[256];
@@ -70,8 +69,6 @@ RegexSplitter::RegexSplitter(const Regex& regex) : impl_(new Impl{*regex.impl_})
   impl_->data = pcre2_match_data_create(1, nullptr);
   impl_->context = pcre2_match_context_create(nullptr);
   KV2_CHECK(impl_->data && impl_->context);
-  pcre2_set_heap_limit(impl_->context, kHeapLimitKib);
-  pcre2_set_depth_limit(impl_->context, kDepthLimit);
 }
 RegexSplitter::~RegexSplitter() = default;
 RegexSplitter::RegexSplitter(RegexSplitter&&) noexcept = default;
@@ -101,8 +98,11 @@ void RegexSplitter::split(std::string_view text, Gaps gaps, std::vector<std::str
   const auto add = [&](size_t begin, size_t end) {
     if (begin < end) pieces.push_back(text.substr(begin, end - begin));
   };
-  pcre2_set_match_limit(impl_->context,
-                        static_cast<uint32_t>(std::min<size_t>(1'000'000 + 64 * text.size(), UINT32_MAX)));
+  const size_t steps = std::min<size_t>(1'000'000 + 64 * text.size(), UINT32_MAX);
+  const size_t heap_kib = std::min<size_t>((64 << 10) + text.size() / 2, 1 << 20);
+  pcre2_set_match_limit(impl_->context, static_cast<uint32_t>(steps));
+  pcre2_set_depth_limit(impl_->context, static_cast<uint32_t>(steps));
+  pcre2_set_heap_limit(impl_->context, static_cast<uint32_t>(heap_kib));
   size_t done = 0, from = 0, begin = 0, end = 0;
   while (from <= text.size() && find(text, from, &begin, &end)) {
     if (gaps == Gaps::Keep) add(done, begin);
