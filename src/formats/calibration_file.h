@@ -2,12 +2,13 @@
 // A calibration as a safetensors file. The bodies of kv2::Calibration (include/kv2/calibrate.h) are beside
 // this.
 //
-//   metadata: format = "kv2-calibration", format_version, method = "oscar", model_fingerprint, n_kv_heads,
-//   head_dim,
-//     n_layers, n_tokens, text_hash, tool_version, notes.* (free text)
-//   tensors, all F32, of every layer i: layer.<i>.c_q, c_s, c_s_energy, k_cov, k_pre_cov, v_cov
-//     [n_kv_heads, head_dim, head_dim]; k_mean, k_pre_mean, v_mean [n_kv_heads, head_dim]; clips [2] = ρ_K,
-//     ρ_V
+// clang-format off
+//   metadata   format = "kv2-calibration", format_version, method = "oscar", model_fingerprint, n_kv_heads, head_dim,
+//              n_layers, n_tokens, text_hash, tool_version, notes.* (free text)
+//   layer.<i>. c_q, c_s, c_s_energy, k_cov, k_pre_cov, v_cov   F32 [n_kv_heads, head_dim, head_dim]
+//              k_mean, k_pre_mean, v_mean                      F32 [n_kv_heads, head_dim]
+//              clips                                           F32 [2]: K, V
+// clang-format on
 //
 // Ensured by load and save: every tensor there and no other, shapes as the metadata says, all values finite,
 // clips in (0, 1].

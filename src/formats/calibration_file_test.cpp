@@ -50,7 +50,7 @@ class CalibrationFile : public ::testing::Test {
     c.save(path_);
     return read_file(path_, 1 << 20);
   }
-  void expect_bad(const std::vector<std::string>& parts, ErrorCode code = ErrorCode::BadFile) {
+  void expect_bad(testing::Parts parts, ErrorCode code = ErrorCode::BadFile) {
     expect_error(code, parts, [&] { Calibration::load(path_); });
   }
   /// Writes small_calibration() with one metadata value replaced, or removed when `value` is null.

@@ -6,82 +6,10 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/float16.h"
+#include "formats/block_layouts.h"
 
 namespace kv2 {
 namespace {
-
-// Layouts, byte by byte. All fields are little endian; blocks are not aligned in the file, so a block is
-// copied out before it is read. d, m, dmin: fp16.
-//
-// 32 elements; low nibble of qs[j] is element j, high nibble element j + 16.
-//   Q4_0 | d:2 | qs:16 |                    x = d (q - 8)
-//   Q4_1 | d:2 | m:2 | qs:16 |              x = d q + m
-//   Q5_0 | d:2 | qh:4 | qs:16 |             bit e of qh is bit 4 of element e;  x = d (q - 16)
-//   Q5_1 | d:2 | m:2 | qh:4 | qs:16 |       x = d q + m
-//   Q8_0 | d:2 | qs:32 (int8) |             x = d q
-struct Q4_0 {
-  fp16 d;
-  uint8_t qs[16];
-};
-struct Q4_1 {
-  fp16 d, m;
-  uint8_t qs[16];
-};
-struct Q5_0 {
-  fp16 d;
-  uint8_t qh[4], qs[16];
-};
-struct Q5_1 {
-  fp16 d, m;
-  uint8_t qh[4], qs[16];
-};
-struct Q8_0 {
-  fp16 d;
-  int8_t qs[32];
-};
-static_assert(sizeof(Q4_0) == 18 && sizeof(Q4_1) == 20 && sizeof(Q5_0) == 22 && sizeof(Q5_1) == 24);
-static_assert(sizeof(Q8_0) == 34);
-
-// 256 elements in sub-blocks with scales of their own. qs of the 2- and 3-bit types: two runs of 32 bytes,
-// each holding 128 elements as four bit planes; plane p (bits 2p, 2p + 1) of byte l is element 128 run + 32 p
-// + l.
-//   Q2_K | scales:16 | qs:64 | d:2 | dmin:2 |        16 sub-blocks of 16: scale = low nibble, min = high
-//   nibble
-//                                                    x = (d scale) q - (dmin min)
-//   Q3_K | hmask:32 | qs:64 | scales:12 | d:2 |      16 sub-blocks of 16, 6-bit scales minus 32;
-//                                                    bit (4 run + p) of hmask[l] clear: 4 is subtracted from
-//                                                    q x = (d scale) q
-// 4- and 5-bit types: eight sub-blocks of 32; sub-blocks 2c and 2c + 1 are the low and high nibbles of bytes
-// 32c…32c+31.
-//   Q4_K | d:2 | dmin:2 | scales:12 | qs:128 |              x = (d scale) q - (dmin min), both 6 bits
-//   Q5_K | d:2 | dmin:2 | scales:12 | qh:32 | qs:128 |      bit s of qh[l] is bit 4 of element l of sub-block
-//   s
-// 6 bits: two runs of 128 elements, each 64 bytes of ql and 32 of qh.
-//   Q6_K | ql:128 | qh:64 | scales:16 (int8) | d:2 |        x = (d scale) (q - 32), sub-blocks of 16
-struct Q2_K {
-  uint8_t scales[16], qs[64];
-  fp16 d, dmin;
-};
-struct Q3_K {
-  uint8_t hmask[32], qs[64], scales[12];
-  fp16 d;
-};
-struct Q4_K {
-  fp16 d, dmin;
-  uint8_t scales[12], qs[128];
-};
-struct Q5_K {
-  fp16 d, dmin;
-  uint8_t scales[12], qh[32], qs[128];
-};
-struct Q6_K {
-  uint8_t ql[128], qh[64];
-  int8_t scales[16];
-  fp16 d;
-};
-static_assert(sizeof(Q2_K) == 84 && sizeof(Q3_K) == 110 && sizeof(Q4_K) == 144 && sizeof(Q5_K) == 176);
-static_assert(sizeof(Q6_K) == 210);
 
 void decode_block(float x, float* out) {
   out[0] = x;

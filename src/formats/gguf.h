@@ -2,10 +2,12 @@
 // GGUF v3, memory-mapped: metadata and tensors, every length, offset, count, overlap and alignment checked
 // before use.
 //
-//   | "GGUF" | version:4 | n_tensors:8 | n_keys:8 | keys: name, type:4, value … | tensor table: name,
-//   n_dims:4, dims:8 each (fastest first), type:4, offset:8 … | padding to general.alignment | data: every
-//   tensor at a multiple of it | A string is length:8 and bytes; an array is type:4, count:8 and values. All
-//   little endian.
+// clang-format off
+//   | "GGUF" | version:4 | n_tensors:8 | n_keys:8 |
+//   | keys: name, type:4, value … |                       string: length:8, bytes; array: type:4, count:8, values
+//   | tensors: name, n_dims:4, dims:8 each, type:4, offset:8 … |      dims fastest first; offset in the data
+//   | padding to general.alignment (default 32) | data: every tensor at a multiple of it |
+// clang-format on
 //
 // Limits: the constants of GgufFile; counts also by what is left of the file; duplicate keys and tensor
 // names, nested arrays, overlapping tensors and parts of split models are refused. Nothing is allocated that

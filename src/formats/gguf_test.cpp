@@ -26,8 +26,7 @@ std::unique_ptr<GgufFile> parse(const std::string& bytes) {
   return GgufFile::parse(held, "test.gguf");
 }
 
-void expect_bad(const std::vector<std::string>& parts, const GgufWriter& file,
-                ErrorCode code = ErrorCode::BadFile) {
+void expect_bad(testing::Parts parts, const GgufWriter& file, ErrorCode code = ErrorCode::BadFile) {
   expect_error(code, parts, [&] { parse(file.bytes()); });
 }
 

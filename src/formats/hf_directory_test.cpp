@@ -37,7 +37,7 @@ class HfDirectoryTest : public ::testing::Test {
   void put_index(const std::string& weight_map) {
     put("model.safetensors.index.json", R"({"metadata":{"total_size":16},"weight_map":)" + weight_map + "}");
   }
-  void expect_bad(const std::vector<std::string>& parts, ErrorCode code = ErrorCode::BadFile) {
+  void expect_bad(testing::Parts parts, ErrorCode code = ErrorCode::BadFile) {
     expect_error(code, parts, [&] { HfDirectory::open(dir_); });
   }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A file is described as one JSON document; the text for people is printed from that document, so that both
 // say the same.
+// clang-format off
 //   {"file", "kind", "bytes", "metadata": [{"key", "type", "value"} or {"key", "type", "count", "first"}],
-//    "tensors": [{"name", "type", "shape", "bytes"}], "totals": {…}, "layers": [{"clip_k", "clip_v"}]
-//    (calibration only)}
+//    "tensors": [{"name", "type", "shape", "bytes"}], "totals": {…}, "layers": [{"clip_k", "clip_v"}] (calibrations)}
+// clang-format on
 #include "formats/inspect.h"
 
 #include <algorithm>

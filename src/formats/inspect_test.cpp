@@ -28,8 +28,8 @@ class Inspect : public ::testing::Test {
                           [&](std::FILE* f) { write_all(f, std::as_bytes(std::span(bytes))); });
     return dir_ + "/" + name;
   }
-  static void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
-    for (const std::string& part : parts)
+  static void expect_parts(const std::string& text, testing::Parts parts) {
+    for (const std::string_view part : parts)
       EXPECT_NE(text.find(part), text.npos) << "no \"" << part << "\" in:\n" << text;
   }
   std::string dir_ = ::testing::TempDir() + "kv2_inspect_" + std::to_string(::getpid());

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // safetensors: one file, or a Hugging Face directory (config.json, one file or shards with an index).
 //
+// clang-format off
 //   | header length:8 (little endian) | header: JSON object, spaces after it allowed | data |
-//   {"__metadata__": {"key": "text", …}, "name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin,
-//   end]}, …}
+//   {"__metadata__": {"key": "text", …}, "name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, …}
+// clang-format on
 //
 // Rules enforced: header <= 100 MB, no duplicate keys, offsets inside the file, contiguous, no overlap and no
 // gap, sizes equal to shape × dtype, the last tensor ends where the file ends. Names of shards are plain file

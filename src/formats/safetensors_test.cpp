@@ -27,8 +27,8 @@ std::unique_ptr<SafetensorsFile> parse(const std::string& bytes) {
   return SafetensorsFile::parse(held, "test.safetensors");
 }
 
-void expect_bad(const std::vector<std::string>& parts, const std::string& header,
-                const std::string& data = "", ErrorCode code = ErrorCode::BadFile) {
+void expect_bad(testing::Parts parts, const std::string& header, const std::string& data = "",
+                ErrorCode code = ErrorCode::BadFile) {
   SCOPED_TRACE(header.substr(0, 200));
   expect_error(code, parts, [&] { parse(safetensors_bytes(header, data)); });
 }
