@@ -44,20 +44,20 @@ size_t partial_floats(const KvShape& shape) {
   return Partial::floats(tile_rows(shape), shape.head_dim);
 }
 
-/// One worker's scratch: a head page as floats, a tile's queries and two partials.
+/// One worker's scratch: half a head page as floats, a tile's queries, their weights and two partials.
 struct Worker {
-  float *k, *v, *q, *run, *total;
+  float *half, *q, *weights, *run, *total;
 
   static size_t bytes(const KvShape& shape) {
-    const size_t d = static_cast<size_t>(shape.head_dim);
-    return sizeof(float) * (2 * kPageTokens * d + tile_rows(shape) * d + 2 * partial_floats(shape));
+    const size_t d = static_cast<size_t>(shape.head_dim), rows = static_cast<size_t>(tile_rows(shape));
+    return sizeof(float) * (kPageTokens * d + rows * (d + kPageTokens) + 2 * partial_floats(shape));
   }
   Worker(float* memory, const KvShape& shape) {
-    const size_t d = static_cast<size_t>(shape.head_dim);
-    k = memory;
-    v = k + kPageTokens * d;
-    q = v + kPageTokens * d;
-    run = q + tile_rows(shape) * d;
+    const size_t d = static_cast<size_t>(shape.head_dim), rows = static_cast<size_t>(tile_rows(shape));
+    half = memory;
+    q = half + kPageTokens * d;
+    weights = q + rows * d;
+    run = weights + rows * kPageTokens;
     total = run + partial_floats(shape);
   }
 };
@@ -80,23 +80,36 @@ std::vector<QueryTile> cut_tiles(const AttendParams& p) {
   return tiles;
 }
 
-/// Brings one page of the tile's sequence into k, v.
-void expand(const AttendParams& p, const QueryTile& tile, int page, int n_tokens, const Worker& worker) {
-  const KvView& kv = p.kv;
-  const int d = kv.layout.shape.head_dim;
-  if (!tile.reads_full && kv.rule.packed(tile.query_page(), page)) {
-    const int32_t slot = tile.sequence->packed_pages ? tile.sequence->packed_pages[page] : -1;
-    KV2_CHECK(slot >= 0 && kv.packed, "packed page {} not held", page);
-    const std::byte* at = kv.packed + static_cast<size_t>(slot) * kv.layout.packed_page_bytes();
-    expand_packed(at + kv.layout.packed_offset(p.layer, tile.kv_head), Int2Layout{d, kv.layout.group},
-                  worker.k, worker.v);
-  } else {
-    const int32_t slot = tile.sequence->full_pages ? tile.sequence->full_pages[page] : -1;
-    KV2_CHECK(slot >= 0 && kv.full, "full page {} not held", page);
-    const std::byte* at = kv.full + static_cast<size_t>(slot) * kv.layout.full_page_bytes();
-    expand_full(at + kv.layout.full_offset(p.layer, tile.kv_head), d, n_tokens, worker.k, worker.v);
+/// One page of a tile, in the form in which its queries read it.
+class PageReader {
+ public:
+  PageReader(const AttendParams& p, const QueryTile& tile, int page, int n_tokens)
+      : layout_{p.kv.layout.shape.head_dim, p.kv.layout.group}, n_tokens_(n_tokens) {
+    const KvView& kv = p.kv;
+    packed_ = !tile.reads_full && kv.rule.packed(tile.query_page(), page);
+    const int32_t* slots = packed_ ? tile.sequence->packed_pages : tile.sequence->full_pages;
+    const std::byte* pool = packed_ ? kv.packed : kv.full;
+    KV2_CHECK(pool && slots && slots[page] >= 0, "{} page {} not held", packed_ ? "packed" : "full", page);
+    const size_t page_bytes = packed_ ? kv.layout.packed_page_bytes() : kv.layout.full_page_bytes();
+    head_page_ = pool + static_cast<size_t>(slots[page]) * page_bytes +
+                 (packed_ ? kv.layout.packed_offset(p.layer, tile.kv_head)
+                          : kv.layout.full_offset(p.layer, tile.kv_head));
   }
-}
+  void keys(float* to) const {
+    packed_ ? expand_packed_keys(head_page_, layout_, to)
+            : expand_full_keys(head_page_, layout_.head_dim, n_tokens_, to);
+  }
+  void values(float* to) const {
+    packed_ ? expand_packed_values(head_page_, layout_, to)
+            : expand_full_values(head_page_, layout_.head_dim, n_tokens_, to);
+  }
+
+ private:
+  const std::byte* head_page_;
+  Int2Layout layout_;
+  int n_tokens_;
+  bool packed_;
+};
 
 /// Offset of a query's heads in q and out; its q_per_kv rows follow each other.
 size_t row_offset(const AttendParams& p, const QueryTile& tile, int query) {
@@ -117,13 +130,16 @@ void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Wor
   const KvShape& shape = p.kv.layout.shape;
   const int n_rows = tile.n_queries * shape.q_per_kv(), last_page = tile.query_page();
   const int first = run * kRunPages, end = std::min(first + kRunPages, last_page + 1);
-  const TileView view{worker.q, n_rows, shape.head_dim, p.softmax_scale, p.soft_cap};
+  const TileView view{worker.q, worker.weights, n_rows, shape.head_dim, p.softmax_scale, p.soft_cap};
   for (int page = first; page < end; page++) {
     const int first_token = static_cast<int>(tile.first_pos % kPageTokens);
     const bool own = page == last_page;  // the queries' own page: each reads up to itself
-    expand(p, tile, page, own ? first_token + tile.n_queries : kPageTokens, worker);
-    attend_page(view, {worker.k, worker.v, own ? first_token + 1 : 0, shape.q_per_kv(), page == first},
-                partial);
+    const PageReader reader(p, tile, page, own ? first_token + tile.n_queries : kPageTokens);
+    const PageView reads{own ? first_token + 1 : 0, shape.q_per_kv(), page == first};
+    reader.keys(worker.half);
+    attend_keys(view, reads, worker.half, partial);
+    reader.values(worker.half);
+    attend_values(view, reads, worker.half, partial);
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of attend_kernel.h per SIMD target. A block of up to kRows rows goes through q·k, softmax and p·v
-// while its 64 weights stay in registers and the first cache.
+// Bodies of attend_kernel.h per SIMD target. Rows go in blocks of up to kRows that share each load of a key
+// or value.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/attend_kernel.cpp"
 #include "cpu/targets.h"  // before Highway
@@ -32,13 +32,13 @@ HWY_ATTR float finish_logits(float* s, float scale, float cap, int visible) {
   const Floats f;
   auto largest = hn::Set(f, kMinusInfinity);
   for (int t = 0; t < kTokens; t += static_cast<int>(kLanes)) {
-    auto x = hn::Mul(hn::Load(f, s + t), hn::Set(f, scale));
+    auto x = hn::Mul(hn::LoadU(f, s + t), hn::Set(f, scale));
     if (cap > 0) x = soft_capped(x, cap);
     if (visible < t + static_cast<int>(kLanes))
       x = hn::IfThenElse(hn::FirstN(f, static_cast<size_t>(visible > t ? visible - t : 0)), x,
                          hn::Set(f, kMinusInfinity));
     largest = hn::Max(largest, x);
-    hn::Store(x, f, s + t);
+    hn::StoreU(x, f, s + t);
   }
   return hn::GetLane(hn::MaxOfLanes(f, largest));
 }
@@ -50,9 +50,9 @@ HWY_ATTR void exponentiate(float* s, float max, float* sum) {
   for (size_t lane = 0; lane < 16; lane += kLanes) {
     auto total = hn::LoadU(f, sum + lane);
     for (size_t t = lane; t < static_cast<size_t>(kTokens); t += 16) {
-      const auto p = exp_of(hn::Sub(hn::Load(f, s + t), m));
+      const auto p = exp_of(hn::Sub(hn::LoadU(f, s + t), m));
       total = hn::Add(total, p);
-      hn::Store(p, f, s + t);
+      hn::StoreU(p, f, s + t);
     }
     hn::StoreU(total, f, sum + lane);
   }
@@ -64,41 +64,48 @@ HWY_ATTR void scale_by(float* x, int n, float factor) {
     hn::StoreU(hn::Mul(hn::LoadU(f, x + i), hn::Set(f, factor)), f, x + i);
 }
 
-HWY_ATTR void attend_block(const TileView& tile, const PageView& page, const Partial& partial, int row,
-                           int rows) {
-  const int d = tile.head_dim;
-  const int visible = page.visible ? page.visible + row / page.rows_per_query : kTokens;
-  alignas(64) float s[kRows * kTokens];
-  multiply(rows, tile.q + static_cast<size_t>(row) * d, d, d, page.k, kTokens, s, kTokens, kTokens,
-           Start::Zero);
-  for (int r = 0; r < rows; r++) {
-    float* logits = s + r * kTokens;
-    float &max = partial.max[row + r], *sum = partial.sum + static_cast<size_t>(row + r) * 16,
-          *out = partial.out + static_cast<size_t>(row + r) * d;
-    const float largest = finish_logits(logits, tile.softmax_scale, tile.soft_cap, visible);
-    if (page.first) {
-      for (int i = 0; i < 16; i++) sum[i] = 0;
-      max = largest;
-    } else if (largest > max) {
-      const float factor = exp_of(max - largest);
-      scale_by(sum, 16, factor);
-      scale_by(out, d, factor);
-      max = largest;
-    }
-    exponentiate(logits, max, sum);
-  }
-  multiply(rows, s, kTokens, visible, page.v, d, partial.out + static_cast<size_t>(row) * d, d, d,
-           page.first ? Start::Zero : Start::FromC);
-}
-
-HWY_ATTR void AttendPage(const TileView& tile, const PageView& page, const Partial& partial) {
+/// body(row, rows, tokens) for blocks of up to kRows rows that read the same tokens.
+template <class Body>
+HWY_ATTR void for_each_block(const TileView& tile, const PageView& page, const Body& body) {
   for (int row = 0; row < tile.n_rows;) {
-    int rows = tile.n_rows - row;  // rows of one block read the same tokens
+    int rows = tile.n_rows - row;
     if (page.visible) rows = page.rows_per_query - row % page.rows_per_query;
     rows = rows < kRows ? rows : kRows;
-    attend_block(tile, page, partial, row, rows);
+    body(row, rows, page.visible ? page.visible + row / page.rows_per_query : kTokens);
     row += rows;
   }
+}
+
+HWY_ATTR void AttendKeys(const TileView& tile, const PageView& page, const float* keys,
+                         const Partial& partial) {
+  const size_t d = static_cast<size_t>(tile.head_dim);
+  for_each_block(tile, page, [&](int row, int rows, int tokens) HWY_ATTR {
+    float* logits = tile.weights + row * kTokens;
+    multiply(rows, tile.q + row * d, d, tile.head_dim, keys, kTokens, logits, kTokens, kTokens, Start::Zero);
+    for (int r = row; r < row + rows; r++, logits += kTokens) {
+      float &max = partial.max[r], *sum = partial.sum + r * 16;
+      const float largest = finish_logits(logits, tile.softmax_scale, tile.soft_cap, tokens);
+      if (page.first) {
+        for (int i = 0; i < 16; i++) sum[i] = 0;
+        max = largest;
+      } else if (largest > max) {
+        const float factor = exp_of(max - largest);
+        scale_by(sum, 16, factor);
+        scale_by(partial.out + r * d, tile.head_dim, factor);
+        max = largest;
+      }
+      exponentiate(logits, max, sum);
+    }
+  });
+}
+
+HWY_ATTR void AttendValues(const TileView& tile, const PageView& page, const float* values,
+                           const Partial& partial) {
+  const size_t d = static_cast<size_t>(tile.head_dim);
+  for_each_block(tile, page, [&](int row, int rows, int tokens) HWY_ATTR {
+    multiply(rows, tile.weights + row * kTokens, kTokens, tokens, values, d, partial.out + row * d, d,
+             tile.head_dim, page.first ? Start::Zero : Start::FromC);
+  });
 }
 
 HWY_ATTR void merge_row(float* into, const float* from, int n, float a, float b) {
@@ -134,12 +141,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kv2::cpu {
 
-HWY_EXPORT(AttendPage);
+HWY_EXPORT(AttendKeys);
+HWY_EXPORT(AttendValues);
 HWY_EXPORT(Merge);
 HWY_EXPORT(Finish);
 
-void attend_page(const TileView& tile, const PageView& page, const Partial& partial) {
-  HWY_DYNAMIC_DISPATCH(AttendPage)(tile, page, partial);
+void attend_keys(const TileView& tile, const PageView& page, const float* keys, const Partial& partial) {
+  HWY_DYNAMIC_DISPATCH(AttendKeys)(tile, page, keys, partial);
+}
+void attend_values(const TileView& tile, const PageView& page, const float* values, const Partial& partial) {
+  HWY_DYNAMIC_DISPATCH(AttendValues)(tile, page, values, partial);
 }
 void merge(const Partial& into, const Partial& from, int n_rows, int head_dim) {
   HWY_DYNAMIC_DISPATCH(Merge)(into, from, n_rows, head_dim);

@@ -24,19 +24,22 @@ struct Partial {
 
 struct TileView {
   const float* q;  // [n_rows, head_dim]
+  float* weights;  // [n_rows, 64] scratch: exp(logit − max) of the page at hand
   int n_rows, head_dim;
   float softmax_scale, soft_cap;
 };
 
-/// One page: k [d][64], v [64][d]. A tile's first rows_per_query rows read visible tokens, the next ones
-/// visible + 1 and so on; visible 0: every row reads all 64. `first`: the partial holds nothing yet.
+/// What a tile reads of one page: its first rows_per_query rows `visible` tokens, the next ones visible + 1
+/// and so on; visible 0: every row reads all 64. `first`: the partial holds nothing yet.
 struct PageView {
-  const float *k, *v;
   int visible, rows_per_query;
   bool first;
 };
 
-void attend_page(const TileView& tile, const PageView& page, const Partial& partial);
+/// One page, in two halves: keys [d][64] give the weights and the partial's max and sum (out is rescaled),
+/// then values [64][d] are added to out.
+void attend_keys(const TileView& tile, const PageView& page, const float* keys, const Partial& partial);
+void attend_values(const TileView& tile, const PageView& page, const float* values, const Partial& partial);
 /// into = into merged with `from`, which stands for later pages.
 void merge(const Partial& into, const Partial& from, int n_rows, int head_dim);
 /// out [head_dim] of one row, divided.

@@ -38,13 +38,13 @@ std::vector<float> attend(const Inputs& in, int first, int n, int visible, int r
                           float cap) {
   AlignedBuffer a(Partial::floats(n, in.d) * sizeof(float)), b(a.bytes());
   const Partial total = Partial::at(a.as<float>(), n, in.d), part = Partial::at(b.as<float>(), n, in.d);
-  const TileView tile{in.q.data() + static_cast<size_t>(first) * in.d, n, in.d, 0.3f, cap};
+  std::vector<float> weights(static_cast<size_t>(n) * 64);
+  const TileView tile{in.q.data() + static_cast<size_t>(first) * in.d, weights.data(), n, in.d, 0.3f, cap};
   for (int p = 0; p < in.n_pages; p++) {
     const Partial& to = p < run_pages ? total : part;
-    attend_page(
-        tile,
-        {in.page_k(p), in.page_v(p), p + 1 == in.n_pages ? visible : 0, rows_per_query, p % run_pages == 0},
-        to);
+    const PageView page{p + 1 == in.n_pages ? visible : 0, rows_per_query, p % run_pages == 0};
+    attend_keys(tile, page, in.page_k(p), to);
+    attend_values(tile, page, in.page_v(p), to);
     if (p >= run_pages && (p % run_pages == run_pages - 1 || p + 1 == in.n_pages))
       merge(total, part, n, in.d);
   }

@@ -15,21 +15,26 @@ namespace kv2::cpu::HWY_NAMESPACE {
 constexpr size_t kTokens = kPageTokens;
 using Fp16s = hn::Rebind<hwy::float16_t, Floats>;
 
-HWY_ATTR void ExpandFull(const std::byte* head_page, int head_dim, int n_tokens, float* k, float* v) {
+HWY_ATTR void ExpandFullKeys(const std::byte* head_page, int head_dim, int n_tokens, float* keys) {
   const Floats f;
-  const auto* keys = reinterpret_cast<const uint16_t*>(head_page);
-  const auto* values = keys + kTokens * head_dim;
+  const auto* from = reinterpret_cast<const uint16_t*>(head_page);
   const size_t d = static_cast<size_t>(head_dim), n = static_cast<size_t>(n_tokens);
   if (n == kTokens) {
-    for (size_t i = 0; i < d * kTokens; i += kLanes) hn::StoreU(load_bf16(keys + i), f, k + i);
-  } else {  // what lies beyond the last token is garbage, NaN included: selected away, never multiplied
-    for (size_t t = 0; t < kTokens; t += kLanes) {
-      const auto held = hn::FirstN(f, n > t ? n - t : 0);
-      for (size_t c = 0; c < d; c++)
-        hn::StoreU(hn::IfThenElseZero(held, load_bf16(keys + c * kTokens + t)), f, k + c * kTokens + t);
-    }
+    for (size_t i = 0; i < d * kTokens; i += kLanes) hn::StoreU(load_bf16(from + i), f, keys + i);
+    return;
   }
-  for (size_t i = 0; i < n * d; i += kLanes) hn::StoreU(load_bf16(values + i), f, v + i);
+  // What lies beyond the last token is garbage, NaN included: selected away, never multiplied.
+  for (size_t t = 0; t < kTokens; t += kLanes) {
+    const auto held = hn::FirstN(f, n > t ? n - t : 0);
+    for (size_t c = 0; c < d; c++)
+      hn::StoreU(hn::IfThenElseZero(held, load_bf16(from + c * kTokens + t)), f, keys + c * kTokens + t);
+  }
+}
+
+HWY_ATTR void ExpandFullValues(const std::byte* head_page, int head_dim, int n_tokens, float* values) {
+  const size_t d = static_cast<size_t>(head_dim), n = static_cast<size_t>(n_tokens);
+  const auto* from = reinterpret_cast<const uint16_t*>(head_page) + kTokens * d;
+  for (size_t i = 0; i < n * d; i += kLanes) hn::StoreU(load_bf16(from + i), Floats(), values + i);
 }
 
 /// fp16 params to floats in memory.
@@ -99,11 +104,14 @@ HWY_ATTR void expand_values(const uint8_t* codes, const fp16* params, const Int2
   }
 }
 
-HWY_ATTR void ExpandPacked(const std::byte* head_page, const Int2Layout& layout, float* k, float* v) {
-  const auto codes = [&](size_t at) { return reinterpret_cast<const uint8_t*>(head_page + at); };
-  const auto params = [&](size_t at) { return reinterpret_cast<const fp16*>(head_page + at); };
-  expand_keys(codes(layout.k_codes()), params(layout.k_params()), layout, k);
-  expand_values(codes(layout.v_codes()), params(layout.v_params()), layout, v);
+HWY_ATTR void ExpandPackedKeys(const std::byte* head_page, const Int2Layout& layout, float* keys) {
+  expand_keys(reinterpret_cast<const uint8_t*>(head_page + layout.k_codes()),
+              reinterpret_cast<const fp16*>(head_page + layout.k_params()), layout, keys);
+}
+
+HWY_ATTR void ExpandPackedValues(const std::byte* head_page, const Int2Layout& layout, float* values) {
+  expand_values(reinterpret_cast<const uint8_t*>(head_page + layout.v_codes()),
+                reinterpret_cast<const fp16*>(head_page + layout.v_params()), layout, values);
 }
 
 }  // namespace kv2::cpu::HWY_NAMESPACE
@@ -112,14 +120,22 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kv2::cpu {
 
-HWY_EXPORT(ExpandFull);
-HWY_EXPORT(ExpandPacked);
+HWY_EXPORT(ExpandFullKeys);
+HWY_EXPORT(ExpandFullValues);
+HWY_EXPORT(ExpandPackedKeys);
+HWY_EXPORT(ExpandPackedValues);
 
-void expand_full(const std::byte* head_page, int head_dim, int n_tokens, float* k, float* v) {
-  HWY_DYNAMIC_DISPATCH(ExpandFull)(head_page, head_dim, n_tokens, k, v);
+void expand_full_keys(const std::byte* head_page, int head_dim, int n_tokens, float* keys) {
+  HWY_DYNAMIC_DISPATCH(ExpandFullKeys)(head_page, head_dim, n_tokens, keys);
 }
-void expand_packed(const std::byte* head_page, const Int2Layout& layout, float* k, float* v) {
-  HWY_DYNAMIC_DISPATCH(ExpandPacked)(head_page, layout, k, v);
+void expand_full_values(const std::byte* head_page, int head_dim, int n_tokens, float* values) {
+  HWY_DYNAMIC_DISPATCH(ExpandFullValues)(head_page, head_dim, n_tokens, values);
+}
+void expand_packed_keys(const std::byte* head_page, const Int2Layout& layout, float* keys) {
+  HWY_DYNAMIC_DISPATCH(ExpandPackedKeys)(head_page, layout, keys);
+}
+void expand_packed_values(const std::byte* head_page, const Int2Layout& layout, float* values) {
+  HWY_DYNAMIC_DISPATCH(ExpandPackedValues)(head_page, layout, values);
 }
 
 }  // namespace kv2::cpu

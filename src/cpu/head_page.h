@@ -30,9 +30,13 @@ void import_full(std::byte* head_page, int head_dim, const std::byte* canonical)
 void export_packed(const std::byte* head_page, const Int2Layout& layout, std::byte* canonical);
 void import_packed(std::byte* head_page, const Int2Layout& layout, const std::byte* canonical);
 
-/// A head page as floats for attention: k [d][64], v [64][d]. Of a full page only the first n_tokens are
-/// read: later keys become 0, later rows of v are left as they were (attention does not read them).
-void expand_full(const std::byte* head_page, int head_dim, int n_tokens, float* k, float* v);
-void expand_packed(const std::byte* head_page, const Int2Layout& layout, float* k, float* v);
+/// Half a head page as floats for attention: keys [d][64] or values [64][d]. Halves go through one scratch,
+/// so that it stays in the first cache (32 KiB at d = 128; both halves together, 64 KiB, cost twice the
+/// time). Of a full page only the first n_tokens are read: later keys become 0, later rows of values are left
+/// as they were (attention does not read them).
+void expand_full_keys(const std::byte* head_page, int head_dim, int n_tokens, float* keys);
+void expand_full_values(const std::byte* head_page, int head_dim, int n_tokens, float* values);
+void expand_packed_keys(const std::byte* head_page, const Int2Layout& layout, float* keys);
+void expand_packed_values(const std::byte* head_page, const Int2Layout& layout, float* values);
 
 }  // namespace kv2::cpu

@@ -79,7 +79,8 @@ TEST(HeadPage, ExpandedPackedPagesAreTheDecodersBits) {
         import_packed(page.data(), layout, canonical.data());
         const size_t n = static_cast<size_t>(kPageTokens) * d;
         std::vector<float> k(n), v(n), want_k(n), want_v(n);
-        expand_packed(page.data(), layout, k.data(), v.data());
+        expand_packed_keys(page.data(), layout, k.data());
+        expand_packed_values(page.data(), layout, v.data());
         const auto codes = [&](size_t at) { return reinterpret_cast<const uint8_t*>(canonical.data() + at); };
         const auto params = [&](size_t at) { return reinterpret_cast<const fp16*>(canonical.data() + at); };
         int2::decode_rows(codes(layout.k_codes()), params(layout.k_params()), d, group, want_k.data());
@@ -102,7 +103,8 @@ TEST(HeadPage, ParamsAreConvertedExactly) {
       auto* params = reinterpret_cast<fp16*>(page.data() + layout.k_params());
       for (int t = 0; t < kPageTokens; t++) params[kPageTokens + t].bits = static_cast<uint16_t>(first + t);
       std::vector<float> k(16 * kPageTokens), v(16 * kPageTokens);
-      expand_packed(page.data(), layout, k.data(), v.data());
+      expand_packed_keys(page.data(), layout, k.data());
+      expand_packed_values(page.data(), layout, v.data());
       for (int t = 0; t < kPageTokens; t++) {
         const float want = to_float(fp16{static_cast<uint16_t>(first + t)});
         if (std::isnan(want))
@@ -128,7 +130,8 @@ TEST(HeadPage, ExpandedFullPagesHideWhatLiesBeyondTheLastToken) {
         std::vector<std::byte> page(4 * n);
         import_full(page.data(), d, reinterpret_cast<const std::byte*>(rows.data()));
         std::vector<float> k(n, -1.f), v(n, -1.f);
-        expand_full(page.data(), d, n_tokens, k.data(), v.data());
+        expand_full_keys(page.data(), d, n_tokens, k.data());
+        expand_full_values(page.data(), d, n_tokens, v.data());
         for (int t = 0; t < kPageTokens; t++)
           for (int c = 0; c < d; c++) {
             const bool held = t < n_tokens;
