@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits: a pattern of at most 64 KiB; per match 64 steps a byte plus a million, 64 MiB of backtracking
-// memory.
+// Limits: a pattern of at most 64 KiB; per match 64 steps a byte of text plus a million, and 512 bytes of
+// backtracking memory a byte of text plus 16 MiB, at most 1 GiB.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/regex.h"
 
@@ -99,7 +99,7 @@ void RegexSplitter::split(std::string_view text, Gaps gaps, std::vector<std::str
     if (begin < end) pieces.push_back(text.substr(begin, end - begin));
   };
   const size_t steps = std::min<size_t>(1'000'000 + 64 * text.size(), UINT32_MAX);
-  const size_t heap_kib = std::min<size_t>((64 << 10) + text.size() / 2, 1 << 20);
+  const size_t heap_kib = std::min<size_t>((16 << 10) + text.size() / 2, 1 << 20);
   pcre2_set_match_limit(impl_->context, static_cast<uint32_t>(steps));
   pcre2_set_depth_limit(impl_->context, static_cast<uint32_t>(steps));
   pcre2_set_heap_limit(impl_->context, static_cast<uint32_t>(heap_kib));

@@ -46,9 +46,10 @@ std::string stream(const Tokenizer& tokenizer, const Ids& ids) {
 
 TEST(Tokenizer, AnyBytesComeBack) {
   std::mt19937 rng(42);
-  const std::vector<std::string> parts = {"a",     "bc",     " ",    "  ",   "\n",   "1",       "é",
-                                          "漢",    "😀",      "\xff", "\xe4", "\xb8", "\xad",    "\xf0\x9f",
-                                          "<eot>", "<tool>", "<",    "\0",   "'s",   "e\u0301", "\u180e"};
+  const std::vector<std::string> parts = {"a",    "bc",       " ",     "  ",     "\n",   "1",
+                                          "é",    "漢",       "😀",     "\xff",   "\xe4", "\xb8",
+                                          "\xad", "\xf0\x9f", "<eot>", "<tool>", "<",    std::string(1, '\0'),
+                                          "'s",   "e\u0301",  "\u180e"};
   for (const char* pre : {"gpt-2", "llama-bpe", "smollm"}) {
     const Tokenizer tokenizer(with_added(rng, pre));
     EXPECT_EQ(tokenizer.n_missing_bytes(), 0);
