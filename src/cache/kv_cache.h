@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// KvCache: the page memory of one method on one model: pools of full and packed pages, every sequence's PageTable,
-// the transforms of its basis, and the prefix tree that shares pages. Bookkeeping in integers; bytes move through the
-// Backend. One thread calls it.
+// KvCache: the page memory of one method on one model: pools of full and packed pages, every sequence's
+// PageTable, the transforms of its basis, and the prefix tree that shares pages. Bookkeeping in integers;
+// bytes move through the Backend. One thread calls it.
 //
 // Invariants (tests in kv_cache_test.cpp):
 //  - K (after RoPE) and V are stored in the transforms' basis, in full and packed pages alike;
-//  - between forwards a sequence of n tokens holds a full page for every page that its next query reads in full, and a
-//    packed page for every page it reads packed; nothing else, whatever forks and the prefix tree keep beside it.
+//  - between forwards a sequence of n tokens holds in full every page that its next query reads in full, and
+//    packed every page it reads packed; nothing else, whatever forks and the prefix tree keep beside it.
 //    (PrefillPolicy::Exact: every page in full until the prompt is done, and on to the forward after it.)
 //  - a complete page is immutable and may be shared; the page being written belongs to one sequence;
 //  - what reserve() promised is there: begin() and commit() never run out of pages;
@@ -34,7 +34,8 @@ enum class SequenceId : int32_t {};
 struct CacheStep {
   KvView kv;
   std::vector<SequenceView> sequences;  // in the order of the slices
-  /// Pages not packed yet that a query of this step, or the next query after it, reads packed; complete after append.
+  /// Pages not packed yet that a query of this step, or the next query after it, reads packed; complete after
+  /// append.
   std::vector<Demotion> demotions;
   Coder coder_k, coder_v;  // without clip: that one is per layer, see KvCache::coder_k(layer)
 };
@@ -48,8 +49,8 @@ struct Slice {
 
 class KvCache {
  public:
-  /// transforms: one per layer, or empty for identity everywhere. clips: ratio per layer {k, v}, used where the
-  /// method has none of its own; empty: no clip. Throws OutOfMemory with what would fit.
+  /// transforms: one per layer, or empty for identity everywhere. clips: ratio per layer {k, v}, used where
+  /// the method has none of its own; empty: no clip. Throws OutOfMemory when the backend refuses a slab.
   KvCache(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
           std::vector<LayerTransforms> transforms, std::vector<std::pair<float, float>> clips);
   ~KvCache();
@@ -63,29 +64,30 @@ class KvCache {
 
   // Sequences. nullopt / false: no room now (the expected); nothing has changed then.
   [[nodiscard]] std::optional<SequenceId> open();
-  /// A sequence of a tenant: pages are shared through the prefix tree only between sequences of one salt. open() is
-  /// open(0).
+  /// A sequence of a tenant: pages are shared through the prefix tree only between sequences of one salt.
+  /// open() is open(0).
   [[nodiscard]] std::optional<SequenceId> open(uint64_t salt);
   void close(SequenceId sequence);
   /// A new sequence with the same tokens; complete pages are shared, the unfinished page is copied.
   [[nodiscard]] std::optional<SequenceId> fork(SequenceId sequence);
   int64_t n_tokens(SequenceId sequence) const;
-  /// Promises the pages that the next n_tokens of this sequence need, in forwards of at most chunk_tokens; gives up
-  /// idle pages of the prefix tree for that. An earlier, longer reservation stays. Throws BadArgument beyond the
-  /// context, where waiting would not help.
+  /// Promises the pages that the next n_tokens of this sequence need, in forwards of at most chunk_tokens;
+  /// gives up idle pages of the prefix tree for that. An earlier, longer reservation stays. Throws
+  /// BadArgument beyond the context, where waiting would not help.
   [[nodiscard]] bool reserve(SequenceId sequence, int64_t n_tokens);
 
   // Prefix reuse. The tree is keyed by the sequence's salt and whole pages of token ids, compared in full.
-  /// Attaches the longest usable cached prefix of `tokens` (whole pages, fewer than all tokens) to an empty sequence
-  /// and returns its length. Usable: every page that the next query reads is still there in the form it reads. Where
-  /// full forms of the last pages are gone a shorter prefix is used: recomputing those pages alone could not give the
-  /// same bytes, as their rows read full pages still further back.
+  /// Attaches the longest usable cached prefix of `tokens` (whole pages, fewer than all tokens) to an empty
+  /// sequence and returns its length. Usable: every page that the next query reads is still there in the form
+  /// it reads. Where full forms of the last pages are gone a shorter prefix is used: recomputing those pages
+  /// alone could not give the same bytes, as their rows read full pages still further back.
   int64_t attach_prefix(SequenceId sequence, std::span<const int32_t> tokens);
-  /// Remembers the pages of a sequence under its tokens for later attach_prefix: complete pages now, those of tokens
-  /// still to come as they become complete. So the best time is before a prompt's first forward: then full forms are
-  /// kept too, while there is room, of pages that the sequence itself lets go, and a later prompt can branch off
-  /// anywhere; later calls find only the full forms of the end. A fork does not inherit what is still to come.
-  /// With PrefillPolicy::Exact only the prompt is remembered: later rows were computed from packed pages.
+  /// Remembers the pages of a sequence under its tokens for later attach_prefix: complete pages now, those of
+  /// tokens still to come as they become complete. So the best time is before a prompt's first forward: then
+  /// full forms are kept too, while there is room, of pages that the sequence itself lets go, and a later
+  /// prompt can branch off anywhere; later calls find only the full forms of the end. A fork does not inherit
+  /// what is still to come. With PrefillPolicy::Exact only the prompt is remembered: later rows were computed
+  /// from packed pages.
   void remember_prefix(SequenceId sequence, std::span<const int32_t> tokens);
 
   // One forward: begin (pages reserved before) -> append, demote, attend per layer -> commit.
@@ -103,11 +105,13 @@ class KvCache {
   };
   DeviceTransform transforms(int layer) const;
 
-  // For tests, files and `inspect`: canonical bytes of one head page; empty when the page is not held in that form.
+  // For tests, files and `inspect`: canonical bytes of one head page; empty when the page is not held in that
+  // form.
   std::vector<std::byte> full_bytes(SequenceId sequence, int64_t page, int layer, int kv_head) const;
   std::vector<std::byte> packed_bytes(SequenceId sequence, int64_t page, int layer, int kv_head) const;
 
-  /// Bytes in use by pages of live sequences now (shared pages once; pages that only the prefix tree keeps do not count).
+  /// Bytes in use by pages of live sequences now (shared pages once; pages that only the prefix tree keeps do
+  /// not count).
   size_t used_bytes() const;
 
  private:

@@ -86,7 +86,7 @@ void KvCache::Impl::commit(Sequence& s) {
   s.n_tokens += s.step.n_rows;
   s.step = {};
   const int page = static_cast<int>(s.n_tokens / kPageTokens);  // of the next query
-  if (page > n_complete && !s.tokens.empty()) remember(s);       // while full forms are still there
+  if (page > n_complete && !s.tokens.empty()) remember(s);      // while full forms are still there
   for (int64_t j = plan.rule.sink_pages + s.n_released; plan.rule.packed(page, static_cast<int>(j)); j++) {
     if (s.table.slot(Form::Packed, j) < 0) break;  // a prompt under Exact
     full.drop(s.table.slot(Form::Full, j));

@@ -46,8 +46,8 @@ class PrefixTree {
   /// Slot of the packed form of the remembered page whose full form lies in this slot, or -1.
   int32_t packed_of(int32_t full_slot) const;
 
-  /// Gives n idle slots of this form back to the pool, or all that there are, least recently used first; more where
-  /// pages behind them became useless. Returns how many.
+  /// Gives n idle slots of this form back to the pool, or all that there are, least recently used first; more
+  /// where pages behind them became useless. Returns how many.
   int64_t evict(Form form, int64_t n);
   void clear();
 

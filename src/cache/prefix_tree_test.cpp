@@ -34,8 +34,6 @@ bool starts_with(const Key& key, const Key& start) {
 
 class Model {
  public:
-  Model(PagePool& full, PagePool& packed) : pools_{&full, &packed} {}
-
   std::vector<PageForms> find(const Key& key) const {
     std::vector<PageForms> out;
     for (size_t n = 2; n <= key.size(); n++) {
@@ -113,7 +111,6 @@ class Model {
   static std::tuple<uint64_t, int64_t, int32_t> order(At at, size_t f) {
     return {at->second.stamps[f], -static_cast<int64_t>(at->first.size()), at->second.slots[f]};
   }
-  std::array<PagePool*, 2> pools_;
   std::map<Key, Entry> entries_;
   uint64_t now_ = 0;
 };
@@ -126,7 +123,7 @@ TEST_P(PrefixTreeRandom, AgreesWithAFlatMap) {
   std::array<PagePool*, 2> pools{&full, &packed};
   std::array<std::vector<int>, 2> owners{std::vector<int>(kSlots, 0),
                                          std::vector<int>(kSlots, 0)};  // per slot
-  Model model(full, packed);
+  Model model;
   std::mt19937 random(GetParam());
   {
     PrefixTree tree(full, packed);
