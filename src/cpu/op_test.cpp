@@ -71,8 +71,10 @@ INSTANTIATE_TEST_SUITE_P(All, CpuOp, testing::ValuesIn(op_names()),
 class CpuInvariance : public testing::TestWithParam<std::string> {};
 
 TEST_P(CpuInvariance, SameBitsAloneInChunksInBatchesAndWithAnyNumberOfThreads) {
-  const std::vector<InvarianceCase> all = invariance_cases(GetParam(), 513);
-  for_each_target([&](const std::string&) {
+  const std::string best = simd_target_name(simd_targets().front());
+  for_each_target([&](const std::string& target) {
+    // linears are oneDNN's: the SIMD target rounds their inputs only, so fewer rows do on the other targets
+    const std::vector<InvarianceCase> all = invariance_cases(GetParam(), target == best ? 513 : 65);
     for (const LinearPrecision precision : {LinearPrecision::F32, LinearPrecision::Bf16}) {
       std::vector<std::unique_ptr<Backend>> owned;
       std::vector<Backend*> backends;
