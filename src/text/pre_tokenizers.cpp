@@ -29,7 +29,6 @@ const std::vector<PreTokenizer>& table() {
       {"llama-v3", {{kLlama3}}, false, true},
       // the official tokenizer normalizes; llama.cpp does not and so differs on decomposed letters
       {"qwen2", {{kQwen2}}, true},
-      {"deepseek-r1-qwen", {{kQwen2}}},
       // digits alone first, then GPT-2's expression on each piece: " 12" is " ", "1", "2"
       {"smollm", {{kDigit}, {kGpt2}}},
       {"starcoder", {{kDigit}, {kGpt2}}},
