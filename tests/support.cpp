@@ -64,7 +64,7 @@ std::string write_random_model(const RandomModel& m) {
       << ", \"num_key_value_heads\": " << m.n_kv_heads << ", \"head_dim\": " << m.head_dim
       << ", \"intermediate_size\": " << m.intermediate << ", \"vocab_size\": " << m.vocab
       << ", \"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-6, "
-      << "\"rope_theta\": 10000.0, \"tie_word_embeddings\": true}";
+      << "\"rope_theta\": 10000.0, \"tie_word_embeddings\": false}";
   Weights w(m.seed);
   const auto matrix = [&](const std::string& name, int64_t n_out, int64_t n_in, float gain) {
     w.add(name + ".weight", {n_out, n_in}, 0, gain / std::sqrt(static_cast<float>(n_in)));
@@ -73,6 +73,7 @@ std::string write_random_model(const RandomModel& m) {
   const int64_t q = int64_t{m.n_heads} * m.head_dim, kv = int64_t{m.n_kv_heads} * m.head_dim;
   w.add("model.embed_tokens.weight", {m.vocab, m.hidden}, 0.2f, 1.0f);
   norm("model.norm", m.hidden);
+  matrix("lm_head", m.vocab, m.hidden, 2.5f);  // logits of a few units: sampling and arg max depend on the context
   for (int i = 0; i < m.n_layers; i++) {
     const std::string l = "model.layers." + std::to_string(i) + ".";
     norm(l + "input_layernorm", m.hidden);

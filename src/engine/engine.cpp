@@ -111,27 +111,16 @@ void Engine::Impl::admit() {
   }
 }
 
-void Engine::Impl::preempt_youngest() {
-  KV2_CHECK(running.size() > 1, "one sequence of {} tokens does not fit a cache planned for it",
-            running[0].tokens.size());
-  Sequence s = std::move(running.back());
-  running.pop_back();
-  stop(s);
-  waiting.push_front(std::move(s));
-}
-
-/// Shares whose pages are taken. Never empty while anything runs.
+/// Shares whose pages are taken; the others wait for the next step. Never empty while anything runs, as the
+/// cache was planned for n_sequences of the whole context.
 std::vector<Share> Engine::Impl::schedule() {
-  while (!running.empty()) {
-    std::vector<int64_t> pending;
-    for (const Sequence& s : running) pending.push_back(s.pending());
-    std::vector<Share> shares =
-        plan_step(pending, {.max_rows = model.max_rows(), .chunk_tokens = options.chunk_tokens});
-    std::erase_if(shares, [&](const Share& s) { return !cache.reserve(*running[s.index].cache, s.n_rows); });
-    if (!shares.empty()) return shares;
-    preempt_youngest();
-  }
-  return {};
+  std::vector<int64_t> pending;
+  for (const Sequence& s : running) pending.push_back(s.pending());
+  std::vector<Share> shares =
+      plan_step(pending, {.max_rows = model.max_rows(), .chunk_tokens = options.chunk_tokens});
+  std::erase_if(shares, [&](const Share& s) { return !cache.reserve(*running[s.index].cache, s.n_rows); });
+  KV2_CHECK(!shares.empty() || running.empty(), "{} sequences and no pages for any", running.size());
+  return shares;
 }
 
 Batch Engine::Impl::make_batch(const std::vector<Share>& shares) const {

@@ -43,7 +43,6 @@ struct Engine::Impl {
  private:
   void admit();
   std::vector<Share> schedule();
-  void preempt_youngest();
   void stop(Sequence& sequence);
   Batch make_batch(const std::vector<Share>& shares) const;
   std::vector<GenerateEvent> advance(const std::vector<Share>& shares);

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// fit_method: which statistic each method is fitted from, and refusals that name the next step.
+#include "engine/transforms.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "kv2/error.h"
+#include "quant/rotation.h"
+
+namespace kv2 {
+namespace {
+
+constexpr KvShape kShape{.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16};
+
+/// Random covariances, every one different.
+Calibration random_calibration() {
+  std::mt19937 random(5);
+  std::normal_distribution<float> noise;
+  const int d = kShape.head_dim;
+  const auto covariance = [&] {
+    std::vector<float> all;
+    for (int h = 0; h < kShape.n_kv_heads; h++) {
+      std::vector<float> a(d * d), c(d * d);
+      for (float& x : a) x = noise(random);
+      for (int i = 0; i < d; i++)
+        for (int j = 0; j < d; j++)
+          for (int k = 0; k < d; k++) c[i * d + j] += a[i * d + k] * a[j * d + k];
+      all.insert(all.end(), c.begin(), c.end());
+    }
+    return all;
+  };
+  Calibration out;
+  out.n_kv_heads = kShape.n_kv_heads;
+  out.head_dim = d;
+  for (int i = 0; i < kShape.n_layers; i++)
+    out.layers.push_back({.c_q = covariance(),
+                          .c_s = covariance(),
+                          .c_s_energy = covariance(),
+                          .v_cov = covariance(),
+                          .clip_k = i == 0 ? 0.9f : 0.8f,
+                          .clip_v = i == 0 ? 0.7f : 0.6f});
+  return out;
+}
+
+std::vector<float> encode_of(const std::vector<float>& covariance, const Method& m) {
+  return calibrated_transform(covariance, kShape.n_kv_heads, kShape.head_dim, m.recipe, m.sharing).encode;
+}
+
+TEST(FitMethod, Bf16AndNaiveNeedNoTransform) {
+  EXPECT_TRUE(fit_method(CacheSpec::parse("bf16"), kShape, nullptr).transforms.empty());
+  const FittedMethod naive = fit_method(CacheSpec::parse("naive2"), kShape, nullptr);
+  EXPECT_TRUE(naive.transforms.empty());
+  EXPECT_EQ(naive.clips, (std::vector<std::pair<float, float>>(2, {1.0f, 1.0f})));
+}
+
+TEST(FitMethod, QuarotIsTheHadamardMatrixForBoth) {
+  const FittedMethod f = fit_method(CacheSpec::parse("quarot2:clip-k=0.9"), kShape, nullptr);
+  ASSERT_EQ(f.transforms.size(), 2u);
+  const auto h = hadamard_transform(2, 16).encode;
+  EXPECT_EQ(f.transforms[1].k.encode, h);
+  EXPECT_EQ(f.transforms[1].v.encode, h);
+  EXPECT_EQ(f.clips[0].first, 0.9f);
+}
+
+TEST(FitMethod, OscarRotatesKeysByQueriesAndValuesByTheChosenStatistic) {
+  const Calibration calibration = random_calibration();
+  CacheSpec spec = CacheSpec::parse("oscar2");
+  const auto& layer = calibration.layers[1];
+  for (const auto& [target, statistic] : {std::pair{ValueTarget::AttentionOutput, &layer.c_s},
+                                          {ValueTarget::EnergyWeighted, &layer.c_s_energy},
+                                          {ValueTarget::SelfCovariance, &layer.v_cov}}) {
+    spec.method.value_target = target;
+    const FittedMethod f = fit_method(spec, kShape, &calibration);
+    ASSERT_EQ(f.transforms.size(), 2u);
+    EXPECT_EQ(f.transforms[1].k.encode, encode_of(layer.c_q, spec.method));
+    EXPECT_EQ(f.transforms[1].v.encode, encode_of(*statistic, spec.method));
+    EXPECT_LT(inverse_error(f.transforms[1].k), 1e-5);
+  }
+}
+
+TEST(FitMethod, ClipsComeFromTheFileUnlessTheMethodHasItsOwn) {
+  const Calibration calibration = random_calibration();
+  CacheSpec spec = CacheSpec::parse("oscar2");
+  spec.method.clip_k = std::nullopt;
+  spec.method.clip_v = 0.5f;
+  const FittedMethod f = fit_method(spec, kShape, &calibration);
+  EXPECT_EQ(f.clips, (std::vector<std::pair<float, float>>{{0.9f, 0.5f}, {0.8f, 0.5f}}));
+}
+
+void expect_error(ErrorCode code, const char* part, const CacheSpec& spec, const Calibration* calibration) {
+  try {
+    (void)fit_method(spec, kShape, calibration);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+  }
+}
+
+TEST(FitMethod, RefusesWithTheNextStep) {
+  const CacheSpec spec = CacheSpec::parse("oscar2");
+  expect_error(ErrorCode::BadArgument, "kv2 calibrate MODEL", spec, nullptr);
+  Calibration other = random_calibration();
+  other.layers.pop_back();
+  expect_error(ErrorCode::Mismatch, "1 layers", spec, &other);
+  other = random_calibration();
+  other.layers[1].c_s.pop_back();
+  expect_error(ErrorCode::BadFile, "layer 1", spec, &other);
+}
+
+}  // namespace
+}  // namespace kv2
