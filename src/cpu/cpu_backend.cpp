@@ -43,9 +43,11 @@ class CpuBackend final : public Backend {
 
   void* allocate(size_t bytes) override { return allocate_aligned(bytes); }
   void release(void* memory) noexcept override { std::free(memory); }
-  void upload(void* device, const void* host, size_t bytes) override { std::memcpy(device, host, bytes); }
-  void download(void* host, const void* device, size_t bytes) override { std::memcpy(host, device, bytes); }
-  void copy(void* to, const void* from, size_t bytes) override { std::memmove(to, from, bytes); }
+  void upload(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override {
+    if (bytes) std::memmove(to, from, bytes);
+  }
   void sync() override {}
 
   std::unique_ptr<Linear> make_linear(const LinearSource& source) override { return linears_.pack(source); }
