@@ -88,9 +88,7 @@ HeadErrors weigh(const Matrix& q, const Matrix& q_stored, const Rows& k, std::sp
     for (size_t r = 0; r < k_error.size(); r++) {
       e.noalias() =
           scale * (q_stored.middleRows(first, rows) * k_error[r].middleRows(exact, inexact).transpose());
-      const Eigen::VectorXf mean = weights.cwiseProduct(e).rowwise().sum();
-      const Eigen::VectorXf square = weights.cwiseProduct(e.cwiseAbs2()).rowwise().sum();
-      out.k[r] += (square - mean.cwiseAbs2()).cast<double>().sum();
+      out.k[r] += weights.cwiseProduct(e.cwiseAbs2()).rowwise().sum().cast<double>().sum();
       o.noalias() = weights * v_error[r].middleRows(exact, inexact);
       out.v[r] += o.cwiseAbs2().rowwise().sum().cast<double>().sum();
     }

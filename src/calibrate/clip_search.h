@@ -3,12 +3,12 @@
 // least attention-weighted error for keys and for values. Whole windows only: one call of on_layer holds a
 // window from position 0. Rows are quantized exactly as a cache would (transform, bf16, coder `round`, int2).
 //
-//   keys    Σ_i [ Σ_j S_ij e_ij² − (Σ_j S_ij e_ij)² ]   e_ij = q_i·(k_j − k̂_j) / sqrt(d); S the causal
-//   softmax values  Σ_i ‖ Σ_j S_ij (v_j − v̂_j) ‖²
+//   keys    Σ_i Σ_j S_ij e_ij²              e_ij = q_i·(k_j − k̂_j) / sqrt(d); S the causal softmax
+//   values  Σ_i ‖ Σ_j S_ij (v_j − v̂_j) ‖²   (W_o left out)
 //
-// The subtracted term is the part of the error that is the same for all keys of a query, which softmax does
-// not see: half of what is left is the KL divergence of the attention weights to second order. W_o is left
-// out of the values.
+// Tried: the variance of e_ij under S (softmax does not see the part all keys share) chose narrower clips and
+// did no better: KL 0.043 against 0.040 on SmolLM2-135M, 2,048 tokens; counting the sink's keys as packed
+// 0.042.
 #pragma once
 
 #include <cstdint>

@@ -98,7 +98,7 @@ Naive naive_errors(const Example& x, const LayerTransforms& t, const Coder& code
     for (int i = 0; i < x.n; i++) {
       const float* q = row(x.q, 4, head, i);
       Doubles weight(i + 1), o(d, 0.0);
-      double sum = 0, mean = 0, square = 0;
+      double sum = 0;
       const auto dot = [&](auto* y) {
         double s = 0;
         for (int c = 0; c < d; c++) s += double(q[c]) * y[c];
@@ -107,11 +107,9 @@ Naive naive_errors(const Example& x, const LayerTransforms& t, const Coder& code
       for (int j = 0; j <= i; j++) sum += weight[j] = std::exp(dot(row(x.k, 2, kv, j)));
       for (int j = 0; j <= i; j++) {
         const double p = weight[j] / sum, e = dot(ek[j].data());
-        mean += p * e;
-        square += p * e * e;
+        out.k += p * e * e;
         for (int c = 0; c < d; c++) o[c] += p * ev[j][c];
       }
-      out.k += square - mean * mean;
       for (const double y : o) out.v += y * y;
     }
   }

@@ -4,6 +4,7 @@
 // tokens.
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -53,9 +54,7 @@ class TinyModel {
   }
 
   void write_config() {
-    const auto number = [](const char* key, auto value) {
-      return "\"" + std::string(key) + "\": " + std::to_string(value) + ", ";
-    };
+    const auto number = [](const char* key, auto value) { return fmt::format("\"{}\": {}, ", key, value); };
     write_text("config.json",
                R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", )" +
                    number("num_hidden_layers", kLayers) + number("hidden_size", kHidden) +
