@@ -62,7 +62,7 @@ def fetch() -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check",
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check", "--retries", "1",
                        "--no-binary", "llama-cpp-python", "--dest", scratch, SDIST]
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=900)
             archives = list(pathlib.Path(scratch).glob("*.tar.gz"))

@@ -57,7 +57,7 @@ class Tokenizer {
   /// bytes (see n_missing_bytes; SmolLM2's lacks 21 rare ones, which are dropped as its reference does).
   /// Non-special added tokens are matched with Special::AsText, too. Bos::AsModelSays also adds the
   /// end-of-text token where the model asks for it, and no second begin-of-text token to a text that begins
-  /// with one. Errors: BadArgument for a text over 1 GiB.
+  /// with one. Qwen 2's and 3's text is normalized (NFC) first. Errors: BadArgument for a text over 1 GiB.
   std::vector<int32_t> encode(std::string_view text, Special special, Bos bos) const;
   /// All pieces together, raw bytes; AsText: special tokens are shown. SentencePiece: without the leading
   /// space that encode() put there. Ids outside the vocabulary have no text.
