@@ -37,7 +37,7 @@ std::vector<Vocabulary> vocabularies() {
   std::vector<Vocabulary> out;
   for (const char* name : {"gpt-2", "llama-bpe", "llama-spm", "qwen2"})
     out.push_back({name, user_cache_dir() + "/vocab/" + name + ".gguf", kFetch});
-  out.push_back({"smollm2", user_cache_dir() + "/models/SmolLM2-135M-Instruct.Q4_1.gguf", "make demo"});
+  out.push_back({"smollm2", user_cache_dir() + "/models/SmolLM2-135M-Instruct.Q4_1.gguf", "scripts/fetch_models"});
   out.push_back({"needle-15m", std::string(KV2_SOURCE_DIR) + "/../shared/models/needle-15m",
                  "put the model beside the sources; it is no part of this project"});
   return out;
@@ -268,7 +268,7 @@ INSTANTIATE_TEST_SUITE_P(All, ChatGolden,
 
 TEST(ChatGolden, TheModelFileHoldsTheTemplateOfTheGoldens) {
   const std::string path = user_cache_dir() + "/models/SmolLM2-135M-Instruct.Q4_1.gguf";
-  if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is absent; to get it: make demo";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is absent; to get it: scripts/fetch_models";
   EXPECT_EQ(load_chat_template(*GgufFile::open(path)), golden("chat")["smollm2_template"].get<std::string>());
 }
 
