@@ -88,7 +88,7 @@ struct OpenOptions {
   std::string model;        // a .gguf file or a Hugging Face directory
   std::string calibration;  // a file of `kv2 calibrate`; empty: none
   CacheSpec cache;
-  int64_t context = 0;  // tokens per sequence; 0: what the model was trained for
+  int64_t context = 0;  // tokens per sequence; 0: as many as the model allows and free memory holds
   int n_sequences = 1;
   int chunk_tokens = 512;
   std::string device = "cpu";

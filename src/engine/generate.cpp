@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/memory.h"
 #include "engine/device.h"
 #include "engine/engine_impl.h"
 
@@ -38,6 +39,27 @@ class TextStream {
   bool wanted_ = true;
 };
 
+/// The context asked for, or with 0 the longest that the model allows and free memory holds.
+int64_t choose_context(const Model& model, const OpenOptions& o) {
+  const KvShape shape = model.config().kv_shape();
+  CacheCapacity capacity{.context_tokens = o.context != 0 ? o.context : model.config().context,
+                         .n_sequences = o.n_sequences,
+                         .chunk_tokens = o.chunk_tokens};
+  if (o.context < 0 || o.context > model.config().context)
+    return o.context;  // the engine says what is wrong with it
+  o.cache.validate(shape.head_dim);
+  const size_t room = available_memory() / 20 * 19,
+               needed = plan_cache(o.cache, shape, capacity).total_bytes();
+  if (needed <= room) return capacity.context_tokens;
+  const int64_t fits = context_that_fits(o.cache, shape, capacity, room);
+  if (o.context > 0 || fits < 1)
+    throw_error(
+        ErrorCode::OutOfMemory,
+        "a context of {} tokens for {} sequences needs {} of KV cache and {} are free; {} tokens would fit",
+        capacity.context_tokens, o.n_sequences, format_bytes(needed), format_bytes(room), fits);
+  return fits;
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> Engine::open(const OpenOptions& o) {
@@ -50,8 +72,10 @@ std::unique_ptr<Engine> Engine::open(const OpenOptions& o) {
   own.tokenizer = load_tokenizer(own.model->file(), &own.why_no_tokenizer);
   std::optional<Calibration> calibration;
   if (!o.calibration.empty()) calibration = Calibration::load(o.calibration);
-  const EngineOptions options{
-      .cache = o.cache, .context = o.context, .n_sequences = o.n_sequences, .chunk_tokens = o.chunk_tokens};
+  const EngineOptions options{.cache = o.cache,
+                              .context = choose_context(*own.model, o),
+                              .n_sequences = o.n_sequences,
+                              .chunk_tokens = o.chunk_tokens};
   Model& model = *own.model;
   return std::unique_ptr<Engine>(new Engine(
       std::make_unique<Impl>(model, options, calibration ? &*calibration : nullptr, std::move(own))));

@@ -21,11 +21,16 @@ bool better(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>&
   return a.first != b.first ? a.first > b.first : a.second < b.second;
 }
 
+[[noreturn]] void no_logit(size_t n) {
+  throw_error(ErrorCode::BadFile,
+              "all {} logits are NaN or -inf: weights of the model overflow or are damaged", n);
+}
+
 int32_t arg_max(std::span<const float> logits) {
   int32_t best = -1;
   for (size_t i = 0; i < logits.size(); i++)
     if (logits[i] > (best < 0 ? -INFINITY : logits[best])) best = static_cast<int32_t>(i);
-  KV2_CHECK(best >= 0, "no finite logit among {}", logits.size());
+  if (best < 0) no_logit(logits.size());
   return best;
 }
 
@@ -83,7 +88,7 @@ int32_t Sampler::pick(std::span<const float> logits) {
   for (size_t i = 0; i < logits.size(); i++)
     if (logits[i] > -INFINITY)
       candidates_.emplace_back(logits[i] / params_.temperature, static_cast<int32_t>(i));
-  KV2_CHECK(!candidates_.empty(), "no finite logit among {}", logits.size());
+  if (candidates_.empty()) no_logit(logits.size());
 
   if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < candidates_.size()) {
     keep_best(params_.top_k);

@@ -15,7 +15,7 @@ namespace kv2 {
 class Sampler {
  public:
   explicit Sampler(const SamplingParams& params);
-  /// logits [vocab]; NaN and -inf logits are never picked; throws Bug when none is left.
+  /// logits [vocab]; NaN and -inf logits are never picked; throws BadFile when none is left.
   int32_t pick(std::span<const float> logits);
 
  private:

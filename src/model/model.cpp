@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/memory.h"
 #include "model/model_impl.h"
 
 namespace kv2 {
@@ -22,6 +23,24 @@ struct Cursor {
     return begin;
   }
 };
+
+/// Before anything is allocated: a clear line instead of a killed process.
+void check_memory(const ModelConfig& config, const Backend& backend, int max_rows) {
+  const ModelPlan plan = plan_model(config, backend, max_rows);
+  const size_t room = available_memory();
+  if (plan.weight_bytes + plan.scratch_bytes > room)
+    throw_error(ErrorCode::OutOfMemory,
+                "weights need {} ({}) and scratch {}, but {} of memory are free; a smaller model would fit",
+                format_bytes(plan.weight_bytes), backend.linear_precision(), format_bytes(plan.scratch_bytes),
+                format_bytes(room));
+}
+
+/// The weights, once the tensors are known to be sound and memory holds them.
+ModelWeights load_checked(const TensorFile& file, const ModelConfig& config, Backend& backend, int max_rows) {
+  check_tensors(file, config);
+  check_memory(config, backend, max_rows);
+  return load_weights(file, config, backend);
+}
 
 }  // namespace
 
@@ -60,7 +79,7 @@ Model::Impl::Impl(Backend& b, std::unique_ptr<TensorFile> f, int rows)
       config(read_config(*file)),
       max_rows(rows),
       plan(config, rows),
-      weights(load_weights(*file, config, backend)),
+      weights(load_checked(*file, config, backend, rows)),
       scratch(backend, plan.bytes()),
       inv_frequency(config.rope.inv_frequency(config.head_dim)) {}
 
@@ -91,6 +110,9 @@ Backend& Model::backend() const {
 }
 int Model::max_rows() const {
   return impl_->max_rows;
+}
+void Model::read_output_projection(int layer, float* out) const {
+  kv2::read_output_projection(*impl_->file, impl_->config, layer, out);
 }
 size_t Model::weight_bytes() const {
   return impl_->weights.bytes();

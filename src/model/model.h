@@ -50,6 +50,8 @@ class Model {
   const std::string& fingerprint() const;
   Backend& backend() const;
   int max_rows() const;
+  /// W_o of a layer as the file has it, decoded: out [hidden, n_heads·head_dim], host memory.
+  void read_output_projection(int layer, float* out) const;
   size_t weight_bytes() const;   // on the device
   size_t scratch_bytes() const;  // of forwards of max_rows rows
 

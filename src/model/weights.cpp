@@ -226,8 +226,15 @@ void check_tensors(const TensorFile& file, const ModelConfig& config) {
 }
 
 ModelWeights load_weights(const TensorFile& file, const ModelConfig& config, Backend& backend) {
-  check_tensors(file, config);
   return Loader(file, config, backend).load();
+}
+
+void read_output_projection(const TensorFile& file, const ModelConfig& config, int layer, float* out) {
+  KV2_CHECK(layer >= 0 && layer < config.n_layers, "layer {} of {}", layer, config.n_layers);
+  const Namer namer(file);
+  const TensorInfo* t = file.find(namer.weight(layer, namer.names().o));
+  KV2_CHECK(t != nullptr, "layer {} passed check_tensors", layer);
+  file.read_rows(*t, 0, config.hidden, out);
 }
 
 size_t plan_weight_bytes(const ModelConfig& c, const Backend& backend) {

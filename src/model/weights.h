@@ -34,7 +34,11 @@ struct ModelWeights {
 /// Throws BadFile for a missing tensor or a wrong shape ("layer 17: attn_k.weight: expected [192, 576], file
 /// has [192, 512]") before allocating, and Unsupported for biases that the decoder would ignore.
 void check_tensors(const TensorFile& file, const ModelConfig& config);
+/// Of a file that passed check_tensors.
 ModelWeights load_weights(const TensorFile& file, const ModelConfig& config, Backend& backend);
+
+/// W_o of a layer, decoded: out [hidden, n_heads·head_dim]. Of a file that passed check_tensors.
+void read_output_projection(const TensorFile& file, const ModelConfig& config, int layer, float* out);
 
 /// Device bytes of what load_weights makes.
 size_t plan_weight_bytes(const ModelConfig& config, const Backend& backend);
