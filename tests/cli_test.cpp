@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program from outside: bad input gives one clear line on stderr, the right exit code and nothing half-written;
+// good input gives data on stdout. Runs the built program; models are the small committed checkpoints.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Result {
+  int code;
+  std::string out, err;
+};
+
+class Cli : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    dir_ = fs::path(::testing::TempDir()) / (std::string("kv2_cli_") + info->name());
+    fs::remove_all(dir_);
+    fs::create_directories(dir_);
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  // The user's cache is a folder of the test, so that no calibration of this machine is found.
+  Result run(const std::string& arguments, const std::string& input = "") const {
+    const std::string err = path("stderr.txt"), in = path("stdin.txt");
+    std::ofstream(in, std::ios::binary) << input;
+    const std::string command = "XDG_CACHE_HOME=" + path("cache") + " " KV2_PROGRAM " " + arguments + " <" + in + " 2>" + err;
+    Result r{};
+    std::FILE* pipe = ::popen(command.c_str(), "r");
+    std::array<char, 4096> buffer;
+    for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) r.out.append(buffer.data(), n);
+    const int status = ::pclose(pipe);
+    r.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    std::stringstream text;
+    text << std::ifstream(err).rdbuf();
+    r.err = text.str();
+    return r;
+  }
+  std::string path(const std::string& name) const { return (dir_ / name).string(); }
+  void write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path(name), std::ios::binary) << bytes;
+  }
+  std::string model(const std::string& name) const { return KV2_SOURCE_DIR "/tests/fixtures/" + name; }
+  /// Token ids as .npy (int32), of the small checkpoints' vocabulary.
+  std::string tokens(int n) const {
+    std::string header = "{'descr': '<i4', 'fortran_order': False, 'shape': (" + std::to_string(n) + ",), }";
+    header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 11, ' ');
+    std::string bytes = std::string("\x93NUMPY\x01\x00", 8);
+    bytes += static_cast<char>((header.size() + 1) & 255);
+    bytes += static_cast<char>((header.size() + 1) >> 8);
+    bytes += header + "\n";
+    for (int i = 0; i < n; i++) {
+      const int32_t id = (i * 37 + i / 7) % 200;
+      bytes.append(reinterpret_cast<const char*>(&id), 4);
+    }
+    write("tokens.npy", bytes);
+    return path("tokens.npy");
+  }
+
+  fs::path dir_;
+};
+
+/// One line that says each of `parts`, and this exit code; no crash, no second error line.
+void expect_refused(const Result& r, int code, const std::vector<std::string>& parts) {
+  EXPECT_EQ(r.code, code) << r.err;
+  EXPECT_EQ(r.out, "");
+  for (const std::string& part : parts) EXPECT_NE(r.err.find(part), std::string::npos) << "no '" << part << "' in: " << r.err;
+  EXPECT_EQ(r.err.find("bug:"), std::string::npos) << r.err;
+}
+
+TEST_F(Cli, UsageErrorsExitWithTwo) {
+  expect_refused(run(""), 2, {"--help"});
+  expect_refused(run("frobnicate"), 2, {"frobnicate"});
+  expect_refused(run("run " + model("qwen3") + " --no-such-flag"), 2, {"--no-such-flag"});
+  expect_refused(run("eval kld " + model("qwen3")), 2, {"--text", "--tokens"});
+  expect_refused(run("plan " + model("qwen3") + " --kv int7"), 2, {"int7", "naive2", "oscar2"});
+  expect_refused(run("plan " + model("qwen3") + " --kv oscar2:clip-q=3"), 2, {"clip-q", "clip-k"});
+  expect_refused(run("plan " + model("qwen3") + " --kv oscar2:group=48"), 2, {"48"});
+  expect_refused(run("plan " + model("qwen3") + " --sink 65"), 2, {"65", "64"});
+  EXPECT_EQ(run("--help").code, 0);
+  EXPECT_EQ(run("--version").code, 0);
+}
+
+TEST_F(Cli, MissingAndForeignFilesAreNamed) {
+  expect_refused(run("plan " + path("absent.gguf")), 1, {"absent.gguf"});
+  write("text.gguf", "this is no model");
+  expect_refused(run("plan " + path("text.gguf")), 1, {"text.gguf", "GGUF"});
+  fs::create_directories(dir_ / "empty");
+  expect_refused(run("plan " + path("empty")), 1, {"config.json"});
+  write("empty/config.json", R"({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})");
+  expect_refused(run("plan " + path("empty")), 1, {"mamba"});
+}
+
+TEST_F(Cli, TruncatedCheckpointIsRefused) {
+  for (const char* name : {"half", "header"}) {
+    const fs::path copy = dir_ / name;
+    fs::copy(model("qwen3"), copy, fs::copy_options::recursive);
+    for (const auto& entry : fs::directory_iterator(copy))
+      if (entry.path().extension() == ".safetensors")
+        fs::resize_file(entry.path(), std::string(name) == "half" ? fs::file_size(entry.path()) / 2 : 5);
+    expect_refused(run("logits " + copy.string() + " --tokens " + tokens(8) + " --out " + path("l.npy")), 1,
+                   {"safetensors"});
+    EXPECT_FALSE(fs::exists(path("l.npy")));
+  }
+}
+
+TEST_F(Cli, CalibratedMethodWithoutCalibrationNamesTheCommand) {
+  expect_refused(run("eval kld " + model("qwen3") + " --kv oscar2 --tokens " + tokens(512)), 2, {"kv2 calibrate"});
+}
+
+TEST_F(Cli, CalibrationOfAnotherModelIsRefused) {
+  const std::string file = path("c.safetensors");
+  const Result made = run("-q calibrate " + model("qwen3") + " --tokens " + tokens(1500) +
+                          " --n-tokens 512 --held-out 256 --window 256 --out " + file);
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_EQ(made.out, file + "\n");
+  EXPECT_EQ(run("inspect " + file).code, 0);
+  expect_refused(run("logits " + model("llama-llama3-rope") + " --kv oscar2 --calibration " + file + " --tokens " + tokens(8) +
+                     " --out " + path("l.npy")),
+                 1, {"fingerprint", "kv2 calibrate"});
+  const Result used = run("logits " + model("qwen3") + " --kv oscar2 --calibration " + file + " --tokens " + tokens(8) +
+                          " --out " + path("l.npy"));
+  EXPECT_EQ(used.code, 0) << used.err;
+  EXPECT_TRUE(fs::exists(path("l.npy")));
+}
+
+TEST_F(Cli, UnwritableOutputLeavesNothing) {
+  expect_refused(run("logits " + model("qwen3") + " --tokens " + tokens(8) + " --out /proc/none/l.npy"), 1,
+                 {"/proc/none/l.npy"});
+}
+
+TEST_F(Cli, BadTokenFilesAreRefused) {
+  write("bad.npy", "\x93NUMPY");
+  const std::string end = " --out " + path("l.npy");
+  expect_refused(run("logits " + model("qwen3") + " --tokens " + path("bad.npy") + end), 1, {"bad.npy"});
+  std::string bytes = [&] {
+    std::stringstream s;
+    s << std::ifstream(tokens(4), std::ios::binary).rdbuf();
+    return s.str();
+  }();
+  const int32_t huge = 1 << 30;
+  std::copy_n(reinterpret_cast<const char*>(&huge), 4, bytes.end() - 4);
+  write("tokens.npy", bytes);
+  expect_refused(run("logits " + model("qwen3") + " --tokens " + path("tokens.npy") + end), 2,
+                 {std::to_string(huge), "vocabulary"});
+  EXPECT_FALSE(fs::exists(path("l.npy")));
+}
+
+TEST_F(Cli, EmptyPromptAndLongContextAreRefused) {
+  expect_refused(run("run " + model("qwen3")), 2, {"prompt is empty"});
+  expect_refused(run("plan " + model("qwen3") + " --ctx 999999999"), 2, {"999999999", "positions"});
+}
+
+TEST_F(Cli, EvalAndPlanPrintOneJsonObjectPerMethod) {
+  const Result r = run("-q eval kld " + model("qwen3") + " --kv bf16,naive2:group=16 --kv quarot2 --json --sink 64 --recent 64 --tokens " +
+                       tokens(300));
+  ASSERT_EQ(r.code, 0) << r.err;
+  std::stringstream lines(r.out);
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(rows.size(), 3u);
+  for (const char* key : {"method", "history_bits", "all_in_bits", "kv_bytes", "tokens", "ppl", "kl_mean", "kl_median",
+                          "kl_p99", "kl_max", "top1"})
+    for (const auto& row : rows) EXPECT_TRUE(row.contains(key)) << key;
+  EXPECT_EQ(rows[0]["kl_mean"], 0.0);
+  EXPECT_EQ(rows[0]["top1"], 1.0);
+  EXPECT_GT(rows[1]["kl_mean"], 0.0);
+  const Result plan = run("plan " + model("qwen3") + " --kv bf16,quarot2 --ctx 512 --json");
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  EXPECT_EQ(std::count(plan.out.begin(), plan.out.end(), '\n'), 2);
+}
+
+}  // namespace
