@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times the CUDA attention and demotion kernels on shapes of long decodes: checks every result against the plain
+// f32 kernel first (which the op tests hold against the reference), empties the L2 before each run, prints medians,
+// bytes and the share of the read bandwidth measured in the same run. One JSON line per shape with --json.
+//   kv2_bench_attend_cuda [--json] [--quick]
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuda/attend_plan.h"
+#include "cuda/kernels.h"
+
+namespace {
+
+using namespace kv2;
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
+  std::exit(1);
+}
+
+template <class T>
+class Device {
+ public:
+  explicit Device(size_t n) : n_(n) { check(cudaMalloc(&memory_, n * sizeof(T)), "cudaMalloc"); }
+  explicit Device(const std::vector<T>& host) : Device(host.size()) {
+    check(cudaMemcpy(memory_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+  }
+  ~Device() { cudaFree(memory_); }
+  Device(const Device&) = delete;
+  T* get() const { return memory_; }
+  size_t size() const { return n_; }
+  std::vector<T> download() const {
+    std::vector<T> host(n_);
+    check(cudaMemcpy(host.data(), memory_, n_ * sizeof(T), cudaMemcpyDeviceToHost), "download");
+    return host;
+  }
+
+ private:
+  T* memory_ = nullptr;
+  size_t n_;
+};
+
+__device__ uint32_t hash(uint64_t i) {
+  uint32_t x = static_cast<uint32_t>(i) ^ static_cast<uint32_t>(i >> 32) * 0x9e3779b9u;
+  x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
+  return x ^ x >> 16;
+}
+/// Codes any bits; scales 0.3 to 0.9, offsets -1.2 to 0: a mean that is not zero.
+__global__ void fill_packed(uint32_t* pages, size_t words, int page_words, int code_words) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words; i += size_t(gridDim.x) * blockDim.x) {
+    const uint32_t r = hash(i);
+    const __half2 pair = __floats2half2_rn(0.3f + 0.6f * (r & 1023) / 1024, -1.2f * (r >> 10 & 1023) / 1024);
+    pages[i] = i % page_words < code_words ? r : *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+__global__ void fill_full(__nv_bfloat16* pages, size_t n) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
+    pages[i] = __float2bfloat16((hash(i + (size_t{1} << 40)) & 65535) / 32768.0f - 0.7f);
+}
+__global__ void read_all(const uint4* x, size_t n, uint32_t* out) {
+  uint32_t sum = 0;
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
+  for (; i + 3 * step < n; i += 4 * step) {
+    const uint4 a = __ldcs(x + i), b = __ldcs(x + i + step), c = __ldcs(x + i + 2 * step), d = __ldcs(x + i + 3 * step);
+    sum += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+  }
+  if (sum == 0x12345678) *out = sum;
+}
+
+class Timer {
+ public:
+  Timer() : flush_(size_t{256} << 20) {
+    cudaEventCreate(&begin_);
+    cudaEventCreate(&end_);
+  }
+  /// Median milliseconds of `run`, the L2 full of something else before each.
+  double median(const std::function<void()>& run, int n = 21) {
+    std::vector<float> times;
+    for (int i = 0; i < n + 3; i++) {
+      check(cudaMemsetAsync(flush_.get(), i, flush_.size()), "memset");
+      cudaEventRecord(begin_);
+      run();
+      cudaEventRecord(end_);
+      check(cudaEventSynchronize(end_), "run");
+      float ms = 0;
+      cudaEventElapsedTime(&ms, begin_, end_);
+      if (i >= 3) times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+ private:
+  Device<char> flush_;
+  cudaEvent_t begin_, end_;
+};
+
+struct Bench {
+  Timer timer;
+  bool json = false;
+  double read_bandwidth = 0;  // bytes per ms
+
+  void measure_bandwidth() {
+    const Device<uint4> x(size_t{4} << 26);  // 4 GiB
+    const Device<uint32_t> out(1);
+    check(cudaMemset(x.get(), 1, x.size() * 16), "memset");
+    double best = 1e9;
+    for (const int blocks : {132 * 8, 132 * 16, 132 * 32})
+      best = std::min(best, timer.median([&] { read_all<<<blocks, 256>>>(x.get(), x.size(), out.get()); }, 7));
+    read_bandwidth = static_cast<double>(x.size()) * 16 / best;
+    std::printf("read bandwidth %.2f TB/s\n", read_bandwidth / 1e9);
+  }
+
+  void attend(int batch, int tokens, int n_kv_heads, int q_per_kv, int d, int prompt_rows) {
+    const KvShape shape{1, n_kv_heads * q_per_kv, n_kv_heads, d};
+    const PageLayout layout{shape, d, CodecId::Int2};
+    const Visibility rule;
+    const int n_pages = (tokens + kPageTokens - 1) / kPageTokens;
+    const int n_full = prompt_rows > 1 ? n_pages : rule.sink_pages + rule.recent_pages + 1;
+    const size_t n_packed = static_cast<size_t>(batch) * n_pages;
+    const Device<std::byte> packed(n_packed * layout.packed_page_bytes());
+    const Device<std::byte> full(static_cast<size_t>(batch) * n_full * layout.full_page_bytes());
+    const int page_words = static_cast<int>(layout.packed_head_bytes() / 4);
+    fill_packed<<<4096, 256>>>(reinterpret_cast<uint32_t*>(packed.get()), packed.size() / 4, page_words,
+                               kPageTokens * d / 8);
+    fill_full<<<4096, 256>>>(reinterpret_cast<__nv_bfloat16*>(full.get()), full.size() / 2);
+    // slots in random order; a page that is not read is held nowhere
+    std::vector<int32_t> order(n_packed), tables(2 * n_packed, -1);
+    for (size_t i = 0; i < n_packed; i++) order[i] = static_cast<int32_t>(i);
+    for (size_t i = n_packed - 1; i > 0; i--) std::swap(order[i], order[(i * 2654435761ull + 12345) % (i + 1)]);
+    for (int b = 0; b < batch; b++) {
+      int32_t next = b * n_full;
+      for (int p = 0; p < n_pages; p++) {
+        tables[(2 * b + 1) * size_t(n_pages) + p] = order[b * size_t(n_pages) + p];
+        const bool is_full = prompt_rows > 1 || !rule.packed(n_pages - 1, p);
+        if (is_full) tables[2 * b * size_t(n_pages) + p] = next++;
+      }
+    }
+    const Device<int32_t> device_tables(tables);
+    std::vector<SequenceView> views;
+    for (int b = 0; b < batch; b++)
+      views.push_back({b * prompt_rows, prompt_rows, tokens - prompt_rows, 0,
+                       device_tables.get() + 2 * b * size_t(n_pages),
+                       device_tables.get() + (2 * b + 1) * size_t(n_pages)});
+    std::vector<float> q_host(static_cast<size_t>(batch) * prompt_rows * shape.n_heads * d);
+    std::srand(1);
+    for (float& x : q_host) x = (std::rand() % 2001 - 800) / 800.0f;
+    const Device<float> q(q_host), out(q_host.size()), want(q_host.size());
+    const int pairs = prompt_rows == 1 && q_per_kv <= 4 ? 4 : 8;
+    const auto plan = cuda::plan_attend(views, shape, rule, pairs, 132);
+    const Device<cuda::AttendTile> tiles(plan.tiles);
+    const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(plan, shape, pairs) / 4 * plan.split));
+    const Device<uint32_t> arrivals(plan.tiles.size() * n_kv_heads);
+    check(cudaMemset(arrivals.get(), 0, arrivals.size() * 4), "memset");
+    cuda::AttendArgs args{q.get(), out.get(), tiles.get(), static_cast<int>(plan.tiles.size()), n_kv_heads, q_per_kv,
+                          d, d, {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
+                          {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()},
+                          1.0f / std::sqrt(static_cast<float>(d)), 0.0f, plan.split, plan.max_runs, partials.get(),
+                          arrivals.get()};
+    check(cudaMemset(out.get(), 0xff, out.size() * 4), "memset");
+    cuda::launch_attend(args, pairs, nullptr);
+    check(cudaDeviceSynchronize(), "attend");
+    const double error = prompt_rows * static_cast<double>(tokens) * batch > 4e6 ? -1 : [&] {
+      cuda::AttendArgs plain = args;
+      plain.out = want.get();
+      cuda::launch_attend_generic(plain, nullptr);
+      check(cudaDeviceSynchronize(), "attend_generic");
+      const std::vector<float> got = out.download(), expected = want.download();
+      double difference = 0, norm = 0;
+      for (size_t i = 0; i < got.size(); i++) {
+        difference += (got[i] - expected[i]) * static_cast<double>(got[i] - expected[i]);
+        norm += expected[i] * static_cast<double>(expected[i]);
+      }
+      return std::sqrt(difference / norm);
+    }();
+    const double ms = timer.median([&] { cuda::launch_attend(args, pairs, nullptr); }, prompt_rows > 1 ? 5 : 21);
+    const double n_packed_read = std::max(0, n_pages - 1 - rule.recent_pages - rule.sink_pages);
+    const double bytes = batch * (n_packed_read * layout.packed_page_bytes() +
+                                  (n_pages - n_packed_read) * layout.full_page_bytes());
+    const double flops = 4.0 * batch * prompt_rows * shape.n_heads * d * (tokens - prompt_rows / 2.0);
+    std::printf("attend int2 heads %dx%d d=%d B=%d T=%d rows=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, "
+                "%.0f TFLOP/s, error %.1e%s\n",
+                n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes / 1e9, bytes / ms / 1e9,
+                100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error, plan.split ? "" : " (one block a tile)");
+    if (json)
+      std::printf("{\"op\":\"attend\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,\"tokens\":%d,\"rows\":%d,"
+                  "\"ms\":%.5f,\"bytes\":%.0f,\"read_share\":%.4f,\"error\":%.3e}\n",
+                  n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes, bytes / ms / read_bandwidth, error);
+    std::fflush(stdout);
+  }
+
+  /// All pages of `batch` sequences of `tokens`.
+  void demote(int batch, int tokens, int n_kv_heads, int d, int clip_k, int clip_v) {
+    const PageLayout layout{{1, n_kv_heads, n_kv_heads, d}, d, CodecId::Int2};
+    const int n = batch * (tokens / kPageTokens);
+    const Device<std::byte> full(n * layout.full_page_bytes()), packed(n * layout.packed_page_bytes());
+    fill_full<<<4096, 256>>>(reinterpret_cast<__nv_bfloat16*>(full.get()), full.size() / 2);
+    std::vector<cuda::DemotePage> list;
+    for (int i = 0; i < n; i++) list.push_back({i, n - 1 - i});
+    const Device<cuda::DemotePage> pages(list);
+    const cuda::Pool from{full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
+        to{packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()};
+    const double ms = timer.median(
+        [&] { cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, nullptr); }, 7);
+    const double bytes = static_cast<double>(full.size() + packed.size());
+    std::printf("demote round heads %d d=%d B=%d T=%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n", n_kv_heads, d,
+                batch, tokens, ms, bytes / 1e9, bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);
+    std::fflush(stdout);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Bench bench;
+  bool quick = false;
+  for (int i = 1; i < argc; i++) {
+    bench.json = bench.json || !std::strcmp(argv[i], "--json");
+    quick = quick || !std::strcmp(argv[i], "--quick");
+  }
+  bench.measure_bandwidth();
+  const struct {
+    int batch, tokens;
+  } shapes[] = {{32, 32768}, {1, 131072}, {1, 32768}, {1, 8192}, {8, 32768}, {64, 16384}, {28, 100032}};
+  for (const auto& s : shapes) bench.attend(s.batch, s.tokens, 8, 4, 128, 1);
+  if (quick) return 0;
+  bench.attend(32, 32768, 8, 1, 128, 1);
+  bench.attend(32, 32768, 8, 8, 128, 1);
+  bench.attend(32, 32768, 4, 16, 128, 1);
+  bench.attend(32, 32768, 3, 3, 64, 1);
+  bench.attend(1, 8192, 8, 4, 128, 512);
+  bench.attend(1, 32768, 8, 4, 128, 2048);
+  bench.demote(32, 32768, 8, 128, 122, 117);
+  bench.demote(32, 32768, 8, 128, -1, -1);
+  return 0;
+}

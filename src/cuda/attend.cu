@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over full and packed pages for head_dim 64 and 128, decode and prefill alike (docs/kernels/attend.md).
+// K codes are the A operand of m16n8k16 as fp16 subnormals, q is B; V codes are A, transposed, and the softmax
+// weights are B. q and the weights go in twice, as their upper and their lower half: column n < 4 of B is pair n
+// rounded, column n + 4 what the rounding lost, so that attention is as good as f32 at the price of 16 bits.
+//
+// A block of four warps takes one run of pages of one tile; warp w takes every fourth page from w on. Which warp
+// sees which page, in which order, and how their results are merged depends on page numbers alone, and a column
+// of an mma on nothing but itself: a query's bits depend neither on its batch nor on its chunk.
+#include <cuda_bf16.h>
+
+#include "cuda/fragment.h"
+#include "cuda/kernels.h"
+#include "cuda/mma.cuh"
+
+namespace kv2::cuda {
+namespace {
+
+constexpr int kPage = 64, kTiles = 4;  // tokens of a page, in tiles of 16
+constexpr int kWarps = 4, kThreads = kWarps * 32;
+constexpr int kStages = 3;  // packed pages in flight in each warp
+constexpr int kPagesPerWarp = kRunPages / kWarps;
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLowest = -1e30f;
+
+template <int D>
+struct PackedPage {
+  static constexpr int kCodes = kPage * D / 4, kBytes = 2 * kCodes + 2 * kPage * 4;
+  static constexpr int kKCodes = 0, kVCodes = kCodes, kKParams = 2 * kCodes, kVParams = 2 * kCodes + kPage * 4;
+};
+
+/// Shared memory: a ring of packed pages for each warp; after a run the warps' results lie over it.
+template <int D, int NT>
+struct Shared {
+  static constexpr int kPairs = 4 * NT;
+  struct Partials {
+    float o[kWarps][kPairs][D], m[kWarps][kPairs], l[kWarps][kPairs];
+  };
+  union {
+    unsigned char ring[kWarps][kStages][PackedPage<D>::kBytes];
+    Partials warps;
+  };
+  uint64_t full[kWarps][kStages];
+  uint32_t is_last;
+};
+/// total = total ⊕ partial of one channel; the same instructions wherever runs are merged.
+struct Softmax {
+  float m, l, o;
+  __device__ void add(const Softmax& x) {
+    const float n = fmaxf(m, x.m), a = exp2_fast(__fsub_rn(m, n)), b = exp2_fast(__fsub_rn(x.m, n));
+    m = n;
+    l = __fmaf_rn(b, x.l, __fmul_rn(a, l));
+    o = __fmaf_rn(b, x.o, __fmul_rn(a, o));
+  }
+  __device__ float result() const { return __fdiv_rn(o, l); }
+};
+
+/// One warp's softmax over its pages. C columns 2t, 2t+1 of n-tile nt are pairs 4·nt + 2·(t & 1) + {0, 1}; lanes
+/// t < 2 stand for the upper halves, t >= 2 for the lower ones.
+template <int D, int NT>
+struct Warp {
+  static constexpr int KS = D / 16;             // fragments across the channels
+  static constexpr int kWordSets = kTiles * KS / 8;
+  static constexpr int kTilesPerWord = 8 / KS;
+
+  const AttendArgs& args;
+  const AttendTile& tile;
+  const int kv_head, lane, g, t;
+  uint32_t q16[NT][8][2];  // B fragments for packed pages: q·2^(13-e)·4^-e(field), fp16
+  float coefficient[NT][2], q_sum[NT][2];
+  float o[NT][8][4], m[NT][2], l[NT][2], z[NT][2];
+  int v_exponent = -24;     // packed: o is in units of 2^(24-14+v_exponent)·4^-e(field)
+  bool natural = true;      // o in units of 1
+  float cap;                // in log2
+
+  __device__ Warp(const AttendArgs& a, const AttendTile& ti, int kv_head_)
+      : args(a), tile(ti), kv_head(kv_head_), lane(threadIdx.x % 32), g(lane >> 2), t(lane & 3) {
+    cap = args.soft_cap * kLog2e;
+  }
+
+  __device__ int n_pairs() const { return tile.n_queries * tile.n_heads; }
+  __device__ size_t row_of(int pair) const {  // of q and out, in heads
+    const int query = pair / tile.n_heads, head = tile.first_head + pair % tile.n_heads;
+    return static_cast<size_t>(tile.first_row + query) * (args.n_kv_heads * args.q_per_kv) +
+           kv_head * args.q_per_kv + head;
+  }
+
+  /// q of this lane's B column and channels 16·ks + 2t + 8r.
+  __device__ float2 load_q(int nt, int ks, int r) const {
+    const int pair = 4 * nt + (g & 3);
+    if (pair >= n_pairs()) return {0.0f, 0.0f};
+    return *reinterpret_cast<const float2*>(args.q + row_of(pair) * D + ks * 16 + 2 * t + 8 * r);
+  }
+
+  __device__ void prepare_packed() {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+      float largest = 0, sum = 0;
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const float2 x = load_q(nt, ks, r);
+          largest = fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y)));
+          sum += x.x + x.y;
+        }
+#pragma unroll
+      for (int x = 1; x < 4; x <<= 1) {
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, x));
+        sum += __shfl_xor_sync(~0u, sum, x);
+      }
+      const int exponent = max(static_cast<int>(__float_as_uint(largest) >> 23) - 127, -86);  // 13 - e <= 99
+      const float up = pow2(13 - exponent);
+#pragma unroll
+      for (int f = 0; f < 8; f++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const float2 x = load_q(nt, f % KS, r);
+          const float a = x.x * up, b = x.y * up, down = pow2(-2 * field_exponent(f));
+          __half2 h = __floats2half2_rn(a, b);
+          if (g >= 4) h = __floats2half2_rn(a - __low2float(h), b - __high2float(h));
+          h = __floats2half2_rn(__low2float(h) * down, __high2float(h) * down);
+          q16[nt][f][r] = *reinterpret_cast<const uint32_t*>(&h);
+        }
+#pragma unroll
+      for (int j = 0; j < 2; j++) {  // from the lanes of B column 2·(t & 1) + j
+        const int from = 4 * (2 * (t & 1) + j);
+        q_sum[nt][j] = __shfl_sync(~0u, sum, from) * (args.softmax_scale * kLog2e);
+        coefficient[nt][j] =
+            pow2(24 - 13 + __shfl_sync(~0u, exponent, from)) * (args.softmax_scale * kLog2e);
+      }
+    }
+  }
+
+  __device__ void start() {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+      for (int f = 0; f < 8; f++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) o[nt][f][i] = 0;
+#pragma unroll
+      for (int j = 0; j < 2; j++) m[nt][j] = kLowest, l[nt][j] = 0, z[nt][j] = 0;
+    }
+    v_exponent = -24;
+    natural = true;
+  }
+
+  __device__ float capped(float s) const { return args.soft_cap > 0 ? cap * tanhf(s / cap) : s; }
+
+  /// New maxima over a page's logits in c; rescales what has been summed where one grew.
+  __device__ void raise_maximum(const float (&c)[NT][kTiles][4]) {
+    float n[NT][2];
+    bool grew = false;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        float x = m[nt][j];
+#pragma unroll
+        for (int i = 0; i < kTiles; i++) x = fmaxf(x, fmaxf(c[nt][i][j], c[nt][i][2 + j]));
+#pragma unroll
+        for (int mask = 4; mask < 32; mask <<= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
+        n[nt][j] = x;
+        grew = grew || x > m[nt][j];
+      }
+    if (!__any_sync(~0u, grew)) return;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const float r = exp2_fast(m[nt][j] - n[nt][j]);
+        m[nt][j] = n[nt][j];
+        l[nt][j] *= r;
+        z[nt][j] *= r;
+#pragma unroll
+        for (int f = 0; f < 8; f++) {
+          o[nt][f][j] *= r;
+          o[nt][f][2 + j] *= r;
+        }
+      }
+  }
+
+  __device__ void scale_output(int common, int per_field) {  // o *= 2^common·4^(per_field·e(field)), exact
+#pragma unroll
+    for (int f = 0; f < 8; f++) {
+      const float factor = pow2(max(-126, min(127, common + per_field * 2 * field_exponent(f))));
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) o[nt][f][i] *= factor;
+    }
+  }
+  __device__ void to_natural() {
+    if (!natural) scale_output(24 - 14 + v_exponent, -1);
+    natural = true;
+  }
+  __device__ void to_packed() {
+    if (natural) scale_output(-(24 - 14 + v_exponent), 1);
+    natural = false;
+  }
+
+  /// Both halves' products together: every lane has the whole dot product of its columns' pairs.
+  __device__ static float with_other_half(float x) { return x + __shfl_xor_sync(~0u, x, 2); }
+
+  template <int F>
+  __device__ __forceinline__ void multiply_keys(float (&c)[NT][kTiles][4], const uint4& w, int set) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+      mma_f16(c[nt][set * kTilesPerWord + F / KS], field<F>(w.x), field<F>(w.y), field<F>(w.z), field<F>(w.w),
+              q16[nt][F][0], q16[nt][F][1]);
+    if constexpr (F < 7) multiply_keys<F + 1>(c, w, set);
+  }
+  template <int F>
+  __device__ __forceinline__ void multiply_values(const uint4& w, const uint32_t (&p)[kTilesPerWord][NT][2]) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+      mma_f16(o[nt][F], field<F>(w.x), field<F>(w.y), field<F>(w.z), field<F>(w.w), p[F / KS][nt][0],
+              p[F / KS][nt][1]);
+    if constexpr (F < 7) multiply_values<F + 1>(w, p);
+  }
+
+  __device__ void packed_page(const unsigned char* page) {
+    using P = PackedPage<D>;
+    to_packed();
+    float c[NT][kTiles][4] = {};
+#pragma unroll
+    for (int set = 0; set < kWordSets; set++)
+      multiply_keys<0>(c, *reinterpret_cast<const uint4*>(page + P::kKCodes + (set * 32 + lane) * 16), set);
+    const auto* k_params = reinterpret_cast<const __half2*>(page + P::kKParams);
+    const auto* v_params = reinterpret_cast<const __half2*>(page + P::kVParams);
+    __half2 v_pair[kTiles][2];
+    __half2 largest = __float2half2_rn(0.0f);
+#pragma unroll
+    for (int i = 0; i < kTiles; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float2 kp = __half22float2(k_params[i * 16 + r * 8 + g]);
+        v_pair[i][r] = v_params[i * 16 + r * 8 + g];
+        largest = __hmax2(largest, v_pair[i][r]);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            float& s = c[nt][i][2 * r + j];
+            s = fmaf(kp.x * coefficient[nt][j], with_other_half(s), kp.y * q_sum[nt][j]);
+            s = capped(s);
+          }
+      }
+    raise_maximum(c);
+    // The weights are scaled so that the page's largest scale becomes 2^14: fp16 would lose small ones.
+    const uint32_t scale_bits = __reduce_max_sync(~0u, static_cast<uint32_t>(__half_as_ushort(__low2half(largest))));
+    const int exponent =
+        static_cast<int>(__float_as_uint(__half2float(__ushort_as_half(static_cast<uint16_t>(scale_bits)))) >> 23) -
+        127;
+    if (exponent > v_exponent) {
+      scale_output(v_exponent - exponent, 0);
+      v_exponent = exponent;
+    }
+    const float up = pow2(14 - v_exponent);
+#pragma unroll
+    for (int set = 0; set < kWordSets; set++) {
+      uint32_t p[kTilesPerWord][NT][2];
+#pragma unroll
+      for (int sub = 0; sub < kTilesPerWord; sub++) {
+        const int i = set * kTilesPerWord + sub;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const float2 vp = __half22float2(v_pair[i][r]);
+          const float scale = vp.x * up;
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) {
+            const float e0 = exp2_fast(c[nt][i][2 * r] - m[nt][0]), e1 = exp2_fast(c[nt][i][2 * r + 1] - m[nt][1]);
+            l[nt][0] += e0;
+            l[nt][1] += e1;
+            z[nt][0] = fmaf(e0, vp.y, z[nt][0]);
+            z[nt][1] = fmaf(e1, vp.y, z[nt][1]);
+            const float w0 = e0 * scale, w1 = e1 * scale;
+            __half2 h = __floats2half2_rn(w0, w1);
+            if (t >= 2) h = __floats2half2_rn(w0 - __low2float(h), w1 - __high2float(h));
+            p[sub][nt][r] = transpose8x8(*reinterpret_cast<const uint32_t*>(&h));
+          }
+        }
+      }
+      multiply_values<0>(*reinterpret_cast<const uint4*>(page + P::kVCodes + (set * 32 + lane) * 16), p);
+    }
+  }
+
+  /// q as bf16 B fragments, upper or lower half.
+  __device__ void load_q_bf16(uint32_t (&q)[NT][KS][2]) const {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const float2 x = load_q(nt, ks, r);
+          q[nt][ks][r] = split_bf16(x.x, x.y, g >= 4);
+        }
+  }
+  __device__ static uint32_t split_bf16(float a, float b, bool lower) {
+    __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+    if (lower) h = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
+    return *reinterpret_cast<const uint32_t*>(&h);
+  }
+
+  /// `own`: the page of the queries; keys past a query are hidden from it, rows past the last query may hold
+  /// anything.
+  __device__ void full_page(const std::byte* page, bool own) {
+    to_natural();
+    float c[NT][kTiles][4] = {};
+    {
+      uint32_t q[NT][KS][2];
+      load_q_bf16(q);
+      const auto* k = reinterpret_cast<const uint4*>(page) + lane;
+#pragma unroll
+      for (int i = 0; i < kTiles; i++) {
+        uint4 a[KS];
+#pragma unroll
+        for (int ks = 0; ks < KS; ks++) a[ks] = __ldg(k + (i * KS + ks) * 32);
+#pragma unroll
+        for (int ks = 0; ks < KS; ks++)
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) mma_bf16(c[nt][i], a[ks], q[nt][ks][0], q[nt][ks][1]);
+      }
+    }
+    int last[NT][2];  // of the tokens that a column may see
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int query = (4 * nt + 2 * (t & 1) + j) / tile.n_heads;
+        last[nt][j] = own ? tile.first_in_page + min(query, tile.n_queries - 1) : kPage;
+      }
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int i = 0; i < kTiles; i++)
+#pragma unroll
+        for (int x = 0; x < 4; x++) {
+          float s = capped(with_other_half(c[nt][i][x]) * (args.softmax_scale * kLog2e));
+          if (i * 16 + g + 8 * (x >> 1) > last[nt][x & 1]) s = -INFINITY;
+          c[nt][i][x] = s;
+        }
+    raise_maximum(c);
+    const int last_row = own ? tile.first_in_page + tile.n_queries - 1 : kPage;
+    const auto* v = reinterpret_cast<const uint4*>(page + kPage * D * 2) + lane;
+#pragma unroll
+    for (int i = 0; i < kTiles; i++) {
+      uint4 a[KS];
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++) a[ks] = __ldg(v + (i * KS + ks) * 32);
+      if (own) {
+        const auto mask = [&](int token) {
+          return (token <= last_row ? 0x0000ffffu : 0u) | (token + 1 <= last_row ? 0xffff0000u : 0u);
+        };
+        const uint32_t near = mask(i * 16 + 2 * t), far = mask(i * 16 + 2 * t + 8);
+#pragma unroll
+        for (int ks = 0; ks < KS; ks++) a[ks].x &= near, a[ks].y &= near, a[ks].z &= far, a[ks].w &= far;
+      }
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+        uint32_t p[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const float e0 = exp2_fast(c[nt][i][2 * r] - m[nt][0]), e1 = exp2_fast(c[nt][i][2 * r + 1] - m[nt][1]);
+          l[nt][0] += e0;
+          l[nt][1] += e1;
+          p[r] = transpose8x8(split_bf16(e0, e1, t >= 2));
+        }
+#pragma unroll
+        for (int ks = 0; ks < KS; ks++) mma_bf16(o[nt][ks], a[ks], p[0], p[1]);
+      }
+    }
+  }
+
+  /// Writes the warp's sums, both halves of every column together.
+  __device__ void finish(float (*out)[D], float* out_m, float* out_l) {
+    to_natural();
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        float sum = l[nt][j], offsets = z[nt][j];
+#pragma unroll
+        for (int mask = 4; mask < 32; mask <<= 1) {
+          sum += __shfl_xor_sync(~0u, sum, mask);
+          offsets += __shfl_xor_sync(~0u, offsets, mask);
+        }
+        const int pair = 4 * nt + 2 * (t & 1) + j;
+#pragma unroll
+        for (int ks = 0; ks < KS; ks++)
+#pragma unroll
+          for (int r = 0; r < 2; r++) {
+            float x = o[nt][ks][2 * r + j];
+            if (kTilesPerWord == 2) x += o[nt][(ks + KS) % 8][2 * r + j];
+            x = with_other_half(x);
+            if (t < 2) out[pair][ks * 16 + g + 8 * r] = x + offsets;
+          }
+        if (g == 0 && t < 2) {
+          out_m[pair] = m[nt][j];
+          out_l[pair] = sum;
+        }
+      }
+  }
+};
+
+/// One warp's pages of a run: packed ones come through its ring, full ones straight from memory.
+template <int D, int NT>
+__device__ void go_through(Warp<D, NT>& warp, Shared<D, NT>& shared, int run, int w, uint32_t& n_waits) {
+  using P = PackedPage<D>;
+  const AttendTile& tile = warp.tile;
+  const AttendArgs& args = warp.args;
+  const int first = run * kRunPages + w, end = min((run + 1) * kRunPages, tile.query_page + 1);
+  const int mine = first + kWarps * warp.lane;
+  const bool here = warp.lane < kPagesPerWarp && mine < end;
+  const bool is_packed = here && mine >= tile.packed_begin && mine < tile.packed_end;
+  int32_t slot = 0;
+  if (here) slot = is_packed ? tile.packed_pages[mine] : tile.full_pages[mine];
+  const uint32_t pages = __ballot_sync(~0u, here), packed = __ballot_sync(~0u, is_packed);
+  uint32_t to_issue = packed;
+  uint32_t issued = n_waits;
+  const auto issue = [&] {
+    if (!to_issue) return;
+    const int i = __ffs(to_issue) - 1;
+    to_issue &= to_issue - 1;
+    const std::byte* from = args.packed.head(__shfl_sync(~0u, slot, i), warp.kv_head);
+    const int stage = issued++ % kStages;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if (warp.lane == 0) copy_page(shared.ring[w][stage], from, P::kBytes, &shared.full[w][stage]);
+#else
+    for (int at = warp.lane * 16; at < P::kBytes; at += 512) copy16(&shared.ring[w][stage][at], from + at);
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+#endif
+  };
+#pragma unroll 1
+  for (int i = 0; i < kStages; i++) issue();
+#pragma unroll 1
+  for (uint32_t left = pages; left; left &= left - 1) {
+    const int i = __ffs(left) - 1;
+    if (!(packed >> i & 1)) {
+      warp.full_page(args.full.head(__shfl_sync(~0u, slot, i), warp.kv_head),
+                     first + kWarps * i == tile.query_page);
+      continue;
+    }
+    const int stage = n_waits % kStages;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    wait_page(&shared.full[w][stage], n_waits / kStages & 1);
+#else
+    const uint32_t behind = issued - n_waits - 1;  // groups that may still be on their way
+    if (behind >= 2) asm volatile("cp.async.wait_group 2;\n" ::: "memory");
+    else if (behind == 1) asm volatile("cp.async.wait_group 1;\n" ::: "memory");
+    else asm volatile("cp.async.wait_group 0;\n" ::: "memory");
+    __syncwarp();
+#endif
+    n_waits++;
+    warp.packed_page(shared.ring[w][stage]);
+    __syncwarp();  // all lanes have read the stage
+    issue();
+  }
+}
+
+/// The four warps' results of a run, for one pair and channel.
+template <int D, int NT>
+__device__ Softmax merge_warps(const typename Shared<D, NT>::Partials& warps, int pair, int channel) {
+  Softmax s{kLowest, 0, 0};
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) s.m = fmaxf(s.m, warps.m[w][pair]);
+#pragma unroll
+  for (int w = 0; w < kWarps; w++) {
+    const float e = exp2_fast(__fsub_rn(warps.m[w][pair], s.m));
+    s.l = __fmaf_rn(e, warps.l[w][pair], s.l);
+    s.o = __fmaf_rn(e, warps.o[w][pair][channel], s.o);
+  }
+  return s;
+}
+
+/// Partials of a tile's runs in global memory, [runs][m, l, o].
+template <int D, int NT>
+struct Partials {
+  static constexpr int kPairs = 4 * NT, kFloats = kPairs * (D + 2);
+  float* base;
+  __device__ void write(int run, int pair, int channel, const Softmax& s) const {
+    float* to = base + static_cast<size_t>(run) * kFloats;
+    to[pair * D + channel] = s.o;
+    if (channel == 0) {
+      to[kPairs * D + pair] = s.m;
+      to[kPairs * (D + 1) + pair] = s.l;
+    }
+  }
+  __device__ Softmax read(int run, int pair, int channel) const {
+    const float* from = base + static_cast<size_t>(run) * kFloats;
+    return {__ldcg(from + kPairs * D + pair), __ldcg(from + kPairs * (D + 1) + pair),
+            __ldcg(from + pair * D + channel)};
+  }
+};
+
+/// True in all threads of the last block of a tile to arrive; what the others wrote can be read then.
+__device__ bool arrive_last(uint32_t* counter, int n, uint32_t& shared_flag) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const bool last = atomicAdd(counter, 1u) == static_cast<uint32_t>(n - 1);
+    if (last) *counter = 0;
+    shared_flag = last;
+  }
+  __syncthreads();
+  __threadfence();
+  return shared_flag;
+}
+
+template <int D, int NT>
+__global__ void __launch_bounds__(kThreads, NT == 1 ? 4 : 2) attend_kernel(const AttendArgs args) {
+  extern __shared__ __align__(128) unsigned char raw[];
+  auto& shared = *reinterpret_cast<Shared<D, NT>*>(raw);
+  auto* totals = reinterpret_cast<Softmax*>(raw + sizeof(Shared<D, NT>));  // [pairs · D], unless split
+  const AttendTile tile = args.tiles[blockIdx.x];
+  const int kv_head = blockIdx.y, w = threadIdx.x / 32;
+  const int n_runs = tile.query_page / kRunPages + 1;
+  const int first_run = args.split ? blockIdx.z : 0, end_run = args.split ? first_run + 1 : n_runs;
+  if (first_run >= n_runs) return;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if (threadIdx.x % 32 < kStages) barrier_init(&shared.full[w][threadIdx.x % 32]);
+  barrier_fence();
+  __syncwarp();
+#endif
+  Warp<D, NT> warp(args, tile, kv_head);
+  warp.prepare_packed();
+  const size_t owner = static_cast<size_t>(blockIdx.x) * args.n_kv_heads + kv_head;
+  const Partials<D, NT> partials{args.partials + owner * args.max_runs * Partials<D, NT>::kFloats};
+  const int n_values = warp.n_pairs() * D;
+  uint32_t n_waits = 0;
+
+#pragma unroll 1
+  for (int run = first_run; run < end_run; run++) {
+    warp.start();
+    go_through(warp, shared, run, w, n_waits);
+    __syncthreads();  // rings are idle: the warps' results may lie over them
+    warp.finish(shared.warps.o[w], shared.warps.m[w], shared.warps.l[w]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_values; i += kThreads) {
+      const int pair = i / D, channel = i % D;
+      Softmax s = merge_warps<D, NT>(shared.warps, pair, channel);
+      if (args.split && n_runs > 1) {
+        partials.write(run, pair, channel, s);
+        continue;
+      }
+      if (run > 0) {  // a thread meets the same values in every run
+        Softmax before = totals[i];
+        before.add(s);
+        s = before;
+      }
+      if (run + 1 < n_runs)
+        totals[i] = s;
+      else
+        args.out[warp.row_of(pair) * D + channel] = s.result();
+    }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    fence_generic_before_async();  // the next run's copies come after these reads and writes
+#endif
+    __syncthreads();
+  }
+  if (!args.split || n_runs == 1) return;
+  if (!arrive_last(args.arrivals + owner, n_runs, shared.is_last)) return;
+  for (int i = threadIdx.x; i < n_values; i += kThreads) {
+    const int pair = i / D, channel = i % D;
+    Softmax s = partials.read(0, pair, channel);
+#pragma unroll 4
+    for (int run = 1; run < n_runs; run++) s.add(partials.read(run, pair, channel));
+    args.out[warp.row_of(pair) * D + channel] = s.result();
+  }
+}
+
+template <int D, int NT>
+void launch(const AttendArgs& args, cudaStream_t stream) {
+  const size_t shared = sizeof(Shared<D, NT>) + (args.split ? 0 : sizeof(Softmax) * 4 * NT * D);
+  cudaFuncSetAttribute(attend_kernel<D, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(sizeof(Shared<D, NT>) + sizeof(Softmax) * 4 * NT * D));
+  const dim3 grid(args.n_tiles, args.n_kv_heads, args.split ? args.max_runs : 1);
+  attend_kernel<D, NT><<<grid, kThreads, shared, stream>>>(args);
+}
+
+}  // namespace
+
+bool attend_has(int head_dim) { return head_dim == 64 || head_dim == 128; }
+
+void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream) {
+  if (args.head_dim == 64) return pairs <= 4 ? launch<64, 1>(args, stream) : launch<64, 2>(args, stream);
+  pairs <= 4 ? launch<128, 1>(args, stream) : launch<128, 2>(args, stream);
+}
+
+}  // namespace kv2::cuda

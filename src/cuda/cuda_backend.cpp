@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// make_cuda_backend: arguments of the ops checked, planned and sent to the kernels of kernels.h. Nothing here waits
+// for the device but download, sync, the page converters, and a scratch buffer that grows.
+#include "cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/float16.h"
+#include "base/memory.h"
+#include "cuda/attend_plan.h"
+#include "cuda/cuda_check.h"
+#include "cuda/device_memory.h"
+#include "cuda/kernels.h"
+#include "cuda/linear.h"
+#include "cuda/page_order.h"
+
+namespace kv2 {
+namespace cuda {
+namespace {
+
+struct DeviceInfo {
+  std::string name;
+  int major = 0, minor = 0, n_multiprocessors = 0;
+  size_t memory = 0;
+};
+
+/// One line for each way in which there is no usable device.
+DeviceInfo open(int device) {
+  int n_devices = 0, driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
+  const cudaError_t status = cudaGetDeviceCount(&n_devices);
+  if (driver == 0 || status == cudaErrorNoDevice)
+    throw_error(ErrorCode::Unsupported, "no NVIDIA GPU is usable here ({}); use --device cpu",
+                driver == 0 ? "no driver is loaded" : cudaGetErrorString(status));
+  if (status == cudaErrorInsufficientDriver)
+    throw_error(ErrorCode::Unsupported,
+                "the NVIDIA driver supports CUDA {}, this build needs {}; update the driver or use --device cpu",
+                version(driver), version(runtime));
+  check(status, "cudaGetDeviceCount");
+  if (device < 0 || device >= n_devices)
+    throw_error(ErrorCode::BadArgument, "device cuda:{} is not here; there are cuda:0 to cuda:{}", device,
+                n_devices - 1);
+  check(cudaSetDevice(device), "cudaSetDevice");
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  if (!has_code_for_this_device())
+    throw_error(ErrorCode::Unsupported,
+                "this build has no code for {} (compute capability {}.{}); configure with "
+                "-DKV2_CUDA_ARCHITECTURES={}{}",
+                properties.name, properties.major, properties.minor, properties.major, properties.minor);
+  return {properties.name, properties.major, properties.minor, properties.multiProcessorCount,
+          properties.totalGlobalMem};
+}
+
+class Stream {
+ public:
+  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+const DenseLinear& dense(const Linear& weights) {
+  const auto* own = dynamic_cast<const DenseLinear*>(&weights);
+  KV2_CHECK(own, "a linear of another backend");
+  return *own;
+}
+
+void check_head_dim(int head_dim) {
+  if (head_dim % 16 != 0 || head_dim > 512)
+    throw_error(ErrorCode::Unsupported,
+                "head_dim {} is not supported on CUDA; supported are multiples of 16 up to 512, with fast attention "
+                "for 64 and 128",
+                head_dim);
+}
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(const CudaOptions& options)
+      : info_(open(options.device)),
+        linears_(stream_, options.precision != LinearPrecision::F32),
+        staging_(stream_) {}
+  ~CudaBackend() override { cudaStreamSynchronize(stream_); }
+
+  std::string describe() const override {
+    return fmt::format("cuda: {} ({}.{}, {}), linears {} by cuBLASLt, fast attention for head_dim 64 and 128",
+                       info_.name, info_.major, info_.minor, format_bytes(info_.memory), linear_precision());
+  }
+  std::string linear_precision() const override { return linears_.bf16() ? "bf16" : "f32"; }
+
+  void* allocate(size_t bytes) override { return allocate_device(bytes); }
+  void release(void* memory) noexcept override {
+    cudaStreamSynchronize(stream_);
+    cudaFree(memory);
+  }
+  /// Pageable host memory is read before the call returns, so the caller may reuse it.
+  void upload(void* device, const void* host, size_t bytes) override {
+    if (bytes) check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "upload");
+  }
+  void download(void* host, const void* device, size_t bytes) override {
+    if (bytes) check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "download");
+    sync();
+  }
+  void copy(void* to, const void* from, size_t bytes) override {
+    if (bytes) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
+  }
+  void sync() override { check(cudaStreamSynchronize(stream_), "an op enqueued before"); }
+
+  std::unique_ptr<Linear> make_linear(const LinearSource& source) override {
+    return std::make_unique<DenseLinear>(source, linears_.bf16());
+  }
+  std::unique_ptr<Linear> make_embedding(const LinearSource& source) override {
+    return std::make_unique<DenseLinear>(source, linears_.bf16());
+  }
+  size_t scratch_bytes(int n_rows, int max_width, const KvShape& shape) const override {
+    return linears_.scratch_bytes(n_rows, max_width) + staging_.bytes() + kMaxPartialBytes;
+  }
+
+  void embed(const Linear& table, const EmbedParams& p) override {
+    const DenseLinear& t = dense(table);
+    for (int r = 0; r < p.n_rows; r++)
+      KV2_CHECK(p.tokens[r] >= 0 && p.tokens[r] < t.n_out(), "token {} of a vocabulary of {}", p.tokens[r],
+                t.n_out());
+    const auto* tokens = staging_.put(Staging::Key::Tokens, std::span(p.tokens, p.n_rows));
+    launch_embed(t.weights(), t.bf16(), t.padded(), t.n_in(), tokens, p.out, p.n_rows, stream_);
+    check_launch("embed");
+  }
+  void rms_norm(const RmsNormParams& p) override {
+    launch_rms_norm(p.in, p.weight, p.out, p.n_rows, p.width, p.epsilon, stream_);
+    check_launch("rms_norm");
+  }
+  void linear(const Linear& weights, const LinearParams& p) override { linears_.multiply(dense(weights), p); }
+  void rope(const RopeParams& p) override {
+    const auto* positions = staging_.put(Staging::Key::Positions, std::span(p.positions, p.n_rows));
+    const auto* frequencies =
+        staging_.put(Staging::Key::Frequencies, std::span(p.inv_frequency, p.head_dim / 2));
+    launch_rope(p.x, positions, frequencies, p.n_rows, p.n_heads, p.head_dim,
+                p.pairing == RopePairing::Adjacent, stream_);
+    check_launch("rope");
+  }
+  void transform(const TransformParams& p) override {
+    launch_transform(p.in, p.out, p.matrix, p.mean, p.add, p.n_rows, p.n_heads, p.n_kv_heads, p.head_dim,
+                     p.transpose, stream_);
+    check_launch("transform");
+  }
+  void swiglu(const SwigluParams& p) override {
+    launch_swiglu(p.gate, p.up, p.out, p.n_rows, p.width, p.stride, stream_);
+    check_launch("swiglu");
+  }
+
+  void append(const AppendParams& p) override {
+    const KvShape& shape = p.kv.layout.shape;
+    check_head_dim(shape.head_dim);
+    std::vector<AppendRow> rows;
+    for (const SequenceView& s : p.sequences) {
+      KV2_CHECK(s.first_row == static_cast<int>(rows.size()) || s.n_rows == 0, "rows of a sequence out of order");
+      for (int i = 0; i < s.n_rows; i++) rows.push_back({s.full_pages, s.first_pos + i});
+    }
+    if (rows.empty()) return;
+    const auto* device = staging_.put(Staging::Key::Append, std::span<const AppendRow>(rows));
+    launch_append(p.k, p.v, full_pool(p.kv, p.layer), device, static_cast<int>(rows.size()), shape.n_kv_heads,
+                  shape.head_dim, stream_);
+    check_launch("append");
+  }
+
+  void demote(const DemoteParams& p) override {
+    const KvShape& shape = p.kv.layout.shape;
+    check_head_dim(shape.head_dim);
+    KV2_CHECK(p.kv.layout.codec == CodecId::Int2, "demote needs a codec");
+    KV2_CHECK(p.k.group == p.kv.layout.group && p.v.group == p.kv.layout.group,
+              "coder and layout differ in group");
+    if (p.k.kind != CoderKind::Round || p.v.kind != CoderKind::Round)
+      throw_error(ErrorCode::Unsupported,
+                  "coder 'feedback' is not on CUDA yet; choose a method with coder 'round' or --device cpu");
+    if (p.pages.empty()) return;
+    std::vector<DemotePage> pages;
+    for (const Demotion& d : p.pages) pages.push_back({d.full_page, d.packed_page});
+    const auto* device = staging_.put(Staging::Key::Demote, std::span<const DemotePage>(pages));
+    launch_demote(full_pool(p.kv, p.layer), packed_pool(p.kv, p.layer), device, static_cast<int>(pages.size()),
+                  shape.n_kv_heads, shape.head_dim, p.kv.layout.group, p.k.clip_index, p.v.clip_index, stream_);
+    check_launch("demote");
+  }
+
+  void attend(const AttendParams& p) override {
+    const KvShape& shape = p.kv.layout.shape;
+    check_head_dim(shape.head_dim);
+    const bool reads_packed = p.kv.rule.quantized && p.kv.layout.codec != CodecId::None;
+    const int group = reads_packed ? p.kv.layout.group : shape.head_dim;
+    const bool fast = attend_has(shape.head_dim) && fragments_packed(shape.head_dim, group);
+    const bool one_each = std::all_of(p.sequences.begin(), p.sequences.end(),
+                                      [](const SequenceView& s) { return s.n_rows <= 1; });
+    const int pairs = one_each && shape.q_per_kv() <= 4 ? 4 : 8;
+    AttendPlan plan = plan_attend(p.sequences, shape, p.kv.rule, pairs, info_.n_multiprocessors);
+    if (plan.tiles.empty()) return;
+    plan.split = plan.split && fast;
+    AttendArgs args{.q = p.q,
+                    .out = p.out,
+                    .tiles = staging_.put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles)),
+                    .n_tiles = static_cast<int>(plan.tiles.size()),
+                    .n_kv_heads = shape.n_kv_heads,
+                    .q_per_kv = shape.q_per_kv(),
+                    .head_dim = shape.head_dim,
+                    .group = group,
+                    .full = full_pool(p.kv, p.layer),
+                    .packed = packed_pool(p.kv, p.layer),
+                    .softmax_scale = p.softmax_scale,
+                    .soft_cap = p.soft_cap,
+                    .split = plan.split,
+                    .max_runs = plan.max_runs,
+                    .partials = nullptr,
+                    .arrivals = nullptr};
+    if (plan.split) {
+      args.partials = static_cast<float*>(partials_.reserve(partial_bytes(plan, shape, pairs)));
+      args.arrivals = arrivals(plan.tiles.size() * shape.n_kv_heads);
+    }
+    if (fast)
+      launch_attend(args, pairs, stream_);
+    else
+      launch_attend_generic(args, stream_);
+    check_launch("attend");
+  }
+
+  void export_full(const void* page, int head_dim, std::span<std::byte> canonical) override {
+    std::vector<std::byte> own(canonical.size());
+    KV2_CHECK(canonical.size() == sizeof(bf16) * 2 * kPageTokens * static_cast<size_t>(head_dim));
+    download(own.data(), page, own.size());
+    full_to_canonical(own.data(), head_dim, canonical.data());
+  }
+  void import_full(void* page, int head_dim, std::span<const std::byte> canonical) override {
+    std::vector<std::byte> own(canonical.size());
+    KV2_CHECK(canonical.size() == sizeof(bf16) * 2 * kPageTokens * static_cast<size_t>(head_dim));
+    full_from_canonical(canonical.data(), head_dim, own.data());
+    upload(page, own.data(), own.size());
+  }
+  void export_packed(const void* page, const Int2Layout& layout, std::span<std::byte> canonical) override {
+    std::vector<std::byte> own(canonical.size());
+    KV2_CHECK(canonical.size() == layout.bytes());
+    download(own.data(), page, own.size());
+    packed_to_canonical(own.data(), layout, canonical.data());
+  }
+  void import_packed(void* page, const Int2Layout& layout, std::span<const std::byte> canonical) override {
+    std::vector<std::byte> own(canonical.size());
+    KV2_CHECK(canonical.size() == layout.bytes());
+    packed_from_canonical(canonical.data(), layout, own.data());
+    upload(page, own.data(), own.size());
+  }
+
+ private:
+  static Pool full_pool(const KvView& kv, int layer) {
+    return {kv.full + kv.layout.full_offset(layer, 0), kv.layout.full_page_bytes(), kv.layout.full_head_bytes()};
+  }
+  static Pool packed_pool(const KvView& kv, int layer) {
+    if (kv.layout.codec == CodecId::None) return {};
+    return {kv.packed + kv.layout.packed_offset(layer, 0), kv.layout.packed_page_bytes(),
+            kv.layout.packed_head_bytes()};
+  }
+  uint32_t* arrivals(size_t n) {
+    const size_t before = arrivals_.bytes();
+    auto* counters = static_cast<uint32_t*>(arrivals_.reserve(std::max(n * sizeof(uint32_t), size_t{65536})));
+    if (arrivals_.bytes() != before)
+      check(cudaMemsetAsync(counters, 0, arrivals_.bytes(), stream_), "cudaMemset");
+    return counters;
+  }
+
+  DeviceInfo info_;
+  Stream stream_;
+  Linears linears_;
+  Staging staging_;
+  Buffer partials_, arrivals_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<Backend> make_cuda_backend(const CudaOptions& options) {
+  return std::make_unique<cuda::CudaBackend>(options);
+}
+
+}  // namespace kv2

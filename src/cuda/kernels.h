@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launchers of all kernels: plain pointers and numbers on the device, and a stream. No launcher allocates,
+// synchronises or throws; the caller checks cudaGetLastError. Only this header stands between .cpp and .cu.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kv2::cuda {
+
+/// False where this build holds no code that the current device can run.
+bool has_code_for_this_device();
+
+// ---- rows
+void launch_embed(const void* table, bool is_bf16, size_t row_stride, int width, const int32_t* tokens,
+                  float* out, int n_rows, cudaStream_t stream);
+void launch_rms_norm(const float* in, const float* weight, float* out, int n_rows, int width, float epsilon,
+                     cudaStream_t stream);
+/// x [n_rows, n_in] -> bf16 or f32 [n_rows, padded], zeros past n_in.
+void launch_round_rows(const float* x, void* out, bool to_bf16, int n_rows, int n_in, int padded,
+                       cudaStream_t stream);
+void launch_rope(float* x, const int64_t* positions, const float* inv_frequency, int n_rows, int n_heads,
+                 int head_dim, bool adjacent, cudaStream_t stream);
+void launch_swiglu(const float* gate, const float* up, float* out, int n_rows, int width, size_t stride,
+                   cudaStream_t stream);
+void launch_transform(const float* in, float* out, const float* matrix, const float* mean, const float* add,
+                      int n_rows, int n_heads, int n_kv_heads, int head_dim, bool transpose,
+                      cudaStream_t stream);
+
+// ---- pages
+/// The pages of one layer: head page of (slot, kv_head) = base + slot·page_bytes + kv_head·head_bytes.
+struct Pool {
+  std::byte* base = nullptr;
+  size_t page_bytes = 0, head_bytes = 0;
+#ifdef __CUDACC__
+  __device__ __forceinline__ std::byte* head(int32_t slot, int kv_head) const {
+    return base + static_cast<size_t>(slot) * page_bytes + static_cast<size_t>(kv_head) * head_bytes;
+  }
+#endif
+};
+
+struct AppendRow {
+  const int32_t* full_pages;
+  int64_t pos;
+};
+void launch_append(const float* k, const float* v, Pool full, const AppendRow* rows, int n_rows, int n_kv_heads,
+                   int head_dim, cudaStream_t stream);
+
+struct DemotePage {
+  int32_t full, packed;
+};
+/// Coder `round`.
+void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads, int head_dim,
+                   int group, int clip_k, int clip_v, cudaStream_t stream);
+
+// ---- attention
+/// Queries of one sequence that lie in one page and read every page in the same form: n_queries × n_heads
+/// pairs (query, head of the KV group), all with the same KV head.
+struct AttendTile {
+  int32_t first_row, n_queries;
+  int32_t first_head, n_heads;  // within the KV group
+  int32_t query_page, first_in_page;
+  int32_t packed_begin, packed_end;  // pages read packed
+  const int32_t* full_pages;
+  const int32_t* packed_pages;
+};
+
+inline constexpr int kRunPages = 32;  // boundaries at multiples; where a partial softmax begins and ends
+
+struct AttendArgs {
+  const float* q;
+  float* out;
+  const AttendTile* tiles;
+  int n_tiles, n_kv_heads, q_per_kv, head_dim, group;
+  Pool full, packed;
+  float softmax_scale, soft_cap;
+  // Split: one run to a block and the last block of a tile merges, in the order of runs. Else a block goes
+  // through all runs of its tile. The bits are the same.
+  bool split;
+  int max_runs;        // of a tile
+  float* partials;     // [n_tiles, n_kv_heads, max_runs, pairs, head_dim + 2]
+  uint32_t* arrivals;  // [n_tiles, n_kv_heads], zero before and after
+};
+/// Query and head pairs of a tile at most: 4 or 8.
+void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream);
+bool attend_has(int head_dim);
+/// Any head_dim and group, one block per query and head, f32 arithmetic: right, not fast.
+void launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
+
+}  // namespace kv2::cuda

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every op case and every invariance case of src/ops on the CUDA backend, and the page converters. Needs a GPU:
+// where there is none, the tests say so and are skipped by name.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda_backend.h"
+#include "kv2/error.h"
+#include "ops/cases/inputs.h"
+#include "ops/op_case.h"
+
+namespace kv2 {
+namespace {
+
+/// The cases keep tables of pages in host memory; a GPU backend reads them on the device, where the cache puts
+/// them. Everything else goes straight through.
+class TablesOnDevice final : public Backend {
+ public:
+  explicit TablesOnDevice(std::unique_ptr<Backend> backend) : b_(std::move(backend)) {}
+
+  std::string describe() const override { return b_->describe(); }
+  std::string linear_precision() const override { return b_->linear_precision(); }
+  void* allocate(size_t bytes) override { return b_->allocate(bytes); }
+  void release(void* memory) noexcept override { b_->release(memory); }
+  void upload(void* device, const void* host, size_t bytes) override { b_->upload(device, host, bytes); }
+  void download(void* host, const void* device, size_t bytes) override { b_->download(host, device, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { b_->copy(to, from, bytes); }
+  void sync() override { b_->sync(); }
+  std::unique_ptr<Linear> make_linear(const LinearSource& s) override { return b_->make_linear(s); }
+  std::unique_ptr<Linear> make_embedding(const LinearSource& s) override { return b_->make_embedding(s); }
+  size_t scratch_bytes(int n, int w, const KvShape& s) const override { return b_->scratch_bytes(n, w, s); }
+  void embed(const Linear& table, const EmbedParams& p) override { b_->embed(table, p); }
+  void rms_norm(const RmsNormParams& p) override { b_->rms_norm(p); }
+  void linear(const Linear& weights, const LinearParams& p) override { b_->linear(weights, p); }
+  void rope(const RopeParams& p) override { b_->rope(p); }
+  void transform(const TransformParams& p) override { b_->transform(p); }
+  void demote(const DemoteParams& p) override { b_->demote(p); }
+  void swiglu(const SwigluParams& p) override { b_->swiglu(p); }
+  void append(const AppendParams& p) override {
+    AppendParams on_device = p;
+    const auto sequences = upload_tables(p.sequences);
+    on_device.sequences = sequences;
+    b_->append(on_device);
+    b_->sync();
+  }
+  void attend(const AttendParams& p) override {
+    AttendParams on_device = p;
+    const auto sequences = upload_tables(p.sequences);
+    on_device.sequences = sequences;
+    b_->attend(on_device);
+    b_->sync();
+  }
+  void export_full(const void* page, int d, std::span<std::byte> out) override { b_->export_full(page, d, out); }
+  void import_full(void* page, int d, std::span<const std::byte> in) override { b_->import_full(page, d, in); }
+  void export_packed(const void* page, const Int2Layout& l, std::span<std::byte> out) override {
+    b_->export_packed(page, l, out);
+  }
+  void import_packed(void* page, const Int2Layout& l, std::span<const std::byte> in) override {
+    b_->import_packed(page, l, in);
+  }
+
+ private:
+  std::vector<SequenceView> upload_tables(std::span<const SequenceView> sequences) {
+    std::vector<int32_t> all;
+    std::vector<SequenceView> views(sequences.begin(), sequences.end());
+    for (const SequenceView& s : sequences)
+      for (const int32_t* table : {s.full_pages, s.packed_pages}) {
+        const int64_t n = (s.first_pos + std::max(s.n_rows, 1) - 1) / kPageTokens + 1;
+        all.insert(all.end(), table, table + n);
+      }
+    tables_ = std::make_unique<cases::DeviceArray<int32_t>>(*b_, std::span<const int32_t>(all));
+    const int32_t* at = tables_->data();
+    for (SequenceView& s : views) {
+      const int64_t n = (s.first_pos + std::max(s.n_rows, 1) - 1) / kPageTokens + 1;
+      s.full_pages = at;
+      s.packed_pages = at + n;
+      at += 2 * n;
+    }
+    return views;
+  }
+
+  std::unique_ptr<Backend> b_;
+  std::unique_ptr<cases::DeviceArray<int32_t>> tables_;
+};
+
+/// nullptr where there is no GPU.
+std::unique_ptr<Backend> make_backend(LinearPrecision precision) {
+  try {
+    return std::make_unique<TablesOnDevice>(make_cuda_backend({.device = 0, .precision = precision}));
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::Unsupported) throw;
+    std::printf("[   note   ] %s\n", e.what());
+    return nullptr;
+  }
+}
+
+class CudaOp : public testing::TestWithParam<std::string> {};
+
+TEST_P(CudaOp, AgreesWithTheReference) {
+  Oracle oracle;
+  for (const LinearPrecision precision : {LinearPrecision::Bf16, LinearPrecision::F32}) {
+    const auto backend = make_backend(precision);
+    if (!backend) GTEST_SKIP() << "no GPU";
+    double worst = 0;
+    for (OpCase c : op_cases(GetParam())) {
+      // Tensor cores cut the sum of a step to about 24 bits towards zero where the host rounds to nearest.
+      if (c.op == "linear") c.bound *= 4;
+      EXPECT_EQ(check_case(c, *backend, oracle, &worst), "");
+    }
+    std::printf("[  worst   ] %s, %s: %.3f of the bound\n", GetParam().c_str(),
+                backend->linear_precision().c_str(), worst);
+    if (GetParam() != "linear" && GetParam() != "embed") break;  // nothing else depends on it
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaOp, testing::ValuesIn(op_names()), [](const auto& info) { return info.param; });
+
+class CudaInvariance : public testing::TestWithParam<std::string> {};
+
+TEST_P(CudaInvariance, SameBitsAloneInChunksAndInBatches) {
+  for (const LinearPrecision precision : {LinearPrecision::Bf16, LinearPrecision::F32}) {
+    const auto backend = make_backend(precision);
+    if (!backend) GTEST_SKIP() << "no GPU";
+    for (const InvarianceCase& c : invariance_cases(GetParam(), 513))
+      EXPECT_EQ(check_invariance(c, {backend.get()}), "") << backend->linear_precision();
+    if (GetParam() != "linear") break;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudaInvariance, testing::Values("linear", "attend", "append"),
+                         [](const auto& info) { return info.param; });
+
+TEST(CudaPages, CanonicalBytesSurviveTheRoundTripThroughThePrivateLayout) {
+  const auto backend = make_backend(LinearPrecision::Auto);
+  if (!backend) GTEST_SKIP() << "no GPU";
+  cases::Random random(8);
+  const auto random_bytes = [&](size_t n) {
+    std::vector<std::byte> bytes(n);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random.next());
+    return bytes;
+  };
+  for (const int d : {64, 80, 96, 112, 128, 192, 256}) {
+    const std::vector<std::byte> full = random_bytes(size_t{4} * kPageTokens * d);
+    const cases::DeviceArray<std::byte> page(*backend, full.size());
+    std::vector<std::byte> back(full.size());
+    backend->import_full(page.data(), d, full);
+    backend->export_full(page.data(), d, back);
+    EXPECT_EQ(back, full) << "full, d = " << d;
+    for (const int group : {d, d / 2, 16}) {
+      if (d % group != 0 || group % 4 != 0) continue;
+      const Int2Layout layout{d, group};
+      const std::vector<std::byte> packed = random_bytes(layout.bytes());
+      back.assign(packed.size(), std::byte{0});
+      backend->import_packed(page.data(), layout, packed);
+      backend->export_packed(page.data(), layout, back);
+      EXPECT_EQ(back, packed) << "packed, d = " << d << " group = " << group;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kv2

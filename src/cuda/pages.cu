@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// append and demote (coder `round`). demote is the specification of quant/int2/int2.cpp, bit for bit: this file is
+// compiled with -fmad=false, divisions are IEEE, roundings to nearest even, and nothing is flushed to zero.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/fragment.h"
+#include "cuda/kernels.h"
+
+namespace kv2::cuda {
+namespace {
+
+constexpr int kPage = 64;
+
+/// base/float16.h's to_bf16: nearest even, NaN keeps its upper bits and becomes quiet.
+__device__ uint16_t to_bf16_bits(float x) {
+  const uint32_t u = __float_as_uint(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40);
+  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+
+__global__ void append_kernel(const float* k, const float* v, Pool full, const AppendRow* rows, int n_kv_heads,
+                              int d) {
+  const AppendRow row = rows[blockIdx.x];
+  const int32_t slot = row.full_pages[row.pos / kPage];
+  const int token = static_cast<int>(row.pos % kPage);
+  const size_t from = static_cast<size_t>(blockIdx.x) * n_kv_heads * d;
+  for (int i = threadIdx.x; i < n_kv_heads * d; i += blockDim.x) {
+    const int head = i / d, channel = i % d;
+    auto* page = reinterpret_cast<uint16_t*>(full.head(slot, head));
+    page[full_k_at(d, token, channel)] = to_bf16_bits(k[from + i]);
+    page[kPage * d + full_v_at(d, token, channel)] = to_bf16_bits(v[from + i]);
+  }
+}
+
+// ---- demote: a block codes K or V of one head page
+constexpr int kThreads = 256;
+
+/// NaN counts as +0, infinities as the largest finite bf16.
+__device__ uint16_t finite_bits(uint16_t x) {
+  const uint16_t magnitude = x & 0x7fff;
+  if (magnitude > 0x7f80) return 0;
+  return static_cast<uint16_t>((x & 0x8000) | (magnitude > 0x7f7f ? 0x7f7f : magnitude));
+}
+__device__ float widen(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
+
+/// Element `index` of |x| ascending: magnitudes of bf16 order as integers, so 15 halvings of their range find it.
+__device__ uint16_t order_statistic(const uint16_t* row, int d, int index, int lane) {
+  uint32_t low = 0;  // smallest t with more than `index` elements <= t
+  for (uint32_t bit = 0x4000; bit; bit >>= 1) {
+    const uint32_t below = low + bit - 1;  // try t <= below
+    int count = 0;
+    for (int i = lane; i < (d + 31) / 32 * 32; i += 32)
+      count += __popc(__ballot_sync(~0u, i < d && (row[i < d ? i : 0] & 0x7fffu) <= below));
+    if (count <= index) low += bit;
+  }
+  return static_cast<uint16_t>(low);
+}
+
+struct Scaled {
+  float scale, offset;
+  bool constant;
+};
+
+__device__ int code_of(float x, const Scaled& s) {
+  const float code = floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x, s.offset), s.scale), 0.5f));
+  return s.constant ? 0 : static_cast<int>(fminf(fmaxf(code, 0.0f), 3.0f));
+}
+
+/// Steps 3 and 4: the group's scale and offset, rounded; leaves them in `pairs` as fp16.
+__device__ Scaled scale_group(const uint16_t* x, int group, __half2* pair) {
+  float mn = widen(x[0]), mx = mn;
+  for (int i = 1; i < group; i++) {
+    const float v = widen(x[i]);
+    mn = v < mn ? v : mn;
+    mx = mx < v ? v : mx;
+  }
+  mn = __fadd_rn(mn, 0.0f);
+  const float third = __fdiv_rn(__fsub_rn(mx, mn), 3.0f);
+  const __half scale = __float2half_rn(fminf(fmaxf(third, 0x1p-24f), 65504.0f));
+  const __half offset = __float2half_rn(fminf(fmaxf(mn, -65504.0f), 65504.0f));
+  *pair = __halves2half2(scale, offset);
+  return {__half2float(scale), __half2float(offset), mn == mx};
+}
+
+/// rows [64][stride] of bf16 bits, finite and clipped in place.
+__device__ void load_rows(const uint16_t* from, uint16_t* rows, int d, int stride, bool is_v) {
+  const auto* words = reinterpret_cast<const uint32_t*>(from);
+  if (!fragments_full(d)) {
+    for (int i = threadIdx.x; i < kPage * d; i += kThreads) rows[i / d * stride + i % d] = finite_bits(from[i]);
+    return;
+  }
+  for (int i = threadIdx.x; i < kPage * d / 2; i += kThreads) {
+    const uint32_t word = words[i];
+    const int fragment = i >> 7, lane = (i >> 2) & 31, reg = i & 3;
+    const int tile = fragment / (d >> 4), step = fragment % (d >> 4);
+    const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int token = tile * 16 + (is_v ? column + h : row), channel = step * 16 + (is_v ? row : column + h);
+      rows[token * stride + channel] = finite_bits(static_cast<uint16_t>(word >> (16 * h)));
+    }
+  }
+}
+
+__device__ void clip_rows(uint16_t* rows, int d, int stride, int index) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int token = warp; token < kPage; token += kThreads / 32) {
+    uint16_t* row = rows + token * stride;
+    const uint16_t threshold = order_statistic(row, d, index, lane);
+    __syncwarp();
+    for (int i = lane; i < d; i += 32) {
+      const uint16_t x = row[i];
+      if ((x & 0x7fff) > threshold) row[i] = static_cast<uint16_t>((x & 0x8000) | threshold);
+    }
+  }
+}
+
+/// A word of codes in fragment order, or four bytes of canonical ones.
+__device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, int d, int stride, int group,
+                              bool is_v, int word) {
+  uint32_t out = 0;
+  if (!fragments_packed(d, group)) {
+    const int token = word / (d / 16), first = word % (d / 16) * 16;
+    for (int c = 0; c < 16; c++)
+      out |= static_cast<uint32_t>(code_of(widen(rows[token * stride + first + c]),
+                                           scaled[token * (d / group) + (first + c) / group]))
+             << (2 * c);
+    return out;
+  }
+  const int steps = d >> 4, tiles_per_word = 8 / steps;
+  const int set = word >> 7, lane = (word >> 2) & 31, reg = word & 3;
+  const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
+  for (int f = 0; f < 8; f++) {
+    const int tile = set * tiles_per_word + f / steps, step = f % steps;
+    for (int h = 0; h < 2; h++) {
+      const int token = tile * 16 + (is_v ? column + h : row), channel = step * 16 + (is_v ? row : column + h);
+      out |= static_cast<uint32_t>(code_of(widen(rows[token * stride + channel]), scaled[token]))
+             << (2 * f + 16 * h);
+    }
+  }
+  return out;
+}
+
+__global__ void __launch_bounds__(kThreads) demote_kernel(Pool full, Pool packed, const DemotePage* pages, int d,
+                                                          int group, int clip_k, int clip_v) {
+  extern __shared__ char shared[];
+  const bool is_v = blockIdx.z;
+  const int head = blockIdx.y, n_groups = d / group, stride = d + 2;
+  auto* rows = reinterpret_cast<uint16_t*>(shared);
+  auto* scaled = reinterpret_cast<Scaled*>(shared + (kPage * stride * 2 + 15) / 16 * 16);
+  const DemotePage page = pages[blockIdx.x];
+  const auto* from = reinterpret_cast<const uint16_t*>(full.head(page.full, head)) + (is_v ? kPage * d : 0);
+  std::byte* to = packed.head(page.packed, head);
+  const int codes_bytes = kPage * d / 4, params_bytes = kPage * n_groups * 4;
+
+  load_rows(from, rows, d, stride, is_v);
+  __syncthreads();
+  const int clip = is_v ? clip_v : clip_k;
+  if (clip >= 0) clip_rows(rows, d, stride, clip);
+  __syncthreads();
+  auto* pairs = reinterpret_cast<__half2*>(to + 2 * codes_bytes + (is_v ? params_bytes : 0));
+  for (int i = threadIdx.x; i < kPage * n_groups; i += kThreads) {
+    __half2 pair;
+    scaled[i] = scale_group(rows + i / n_groups * stride + i % n_groups * group, group, &pair);
+    pairs[i] = pair;
+  }
+  __syncthreads();
+  auto* codes = reinterpret_cast<uint32_t*>(to + (is_v ? codes_bytes : 0));
+  for (int word = threadIdx.x; word < codes_bytes / 4; word += kThreads)
+    codes[word] = code_word(rows, scaled, d, stride, group, is_v, word);
+}
+
+}  // namespace
+
+void launch_append(const float* k, const float* v, Pool full, const AppendRow* rows, int n_rows, int n_kv_heads,
+                   int head_dim, cudaStream_t stream) {
+  append_kernel<<<n_rows, 256, 0, stream>>>(k, v, full, rows, n_kv_heads, head_dim);
+}
+
+void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads, int head_dim,
+                   int group, int clip_k, int clip_v, cudaStream_t stream) {
+  const size_t shared = (kPage * (head_dim + 2) * 2 + 15) / 16 * 16 +
+                        static_cast<size_t>(kPage) * (head_dim / group) * sizeof(Scaled);
+  if (shared > 48 * 1024)
+    cudaFuncSetAttribute(demote_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  demote_kernel<<<dim3(n_pages, n_kv_heads, 2), kThreads, shared, stream>>>(full, packed, pages, head_dim, group,
+                                                                            clip_k, clip_v);
+}
+
+}  // namespace kv2::cuda
