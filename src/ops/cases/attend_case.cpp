@@ -87,10 +87,17 @@ void AttendCase::append_and_demote(Backend& backend, const PageWorld& made, cons
   backend.sync();  // k and v are freed here
 }
 
-OpOutput AttendCase::in_steps(Backend& backend, const std::vector<std::vector<Segment>>& steps,
-                              Feed feed) const {
-  const auto made = std::make_shared<const PageWorld>(world);
-  const DevicePages pages(backend, made);
+AttendInputs AttendCase::inputs() const {
+  std::vector<Segment> all;
+  for (size_t s = 0; s < world.n_tokens.size(); s++)
+    all.push_back({static_cast<int>(s), 0, static_cast<int>(world.n_tokens[s])});
+  return {std::make_shared<const PageWorld>(world), queries(all)};
+}
+
+OpOutput AttendCase::in_steps(Backend& backend, const AttendInputs& inputs,
+                              const std::vector<std::vector<Segment>>& steps, Feed feed) const {
+  const PageWorld& made = *inputs.world;
+  const DevicePages pages(backend, inputs.world);
   if (feed == Feed::Imported) {
     pages.fill_full();
     pages.fill_packed();
@@ -98,22 +105,27 @@ OpOutput AttendCase::in_steps(Backend& backend, const std::vector<std::vector<Se
     pages.blank_full();
   }
   std::set<int32_t> packed_slots;
-  std::vector<size_t> first_value(world.n_tokens.size() + 1, 0);
-  for (size_t s = 0; s < world.n_tokens.size(); s++)
-    first_value[s + 1] = first_value[s] + world.n_tokens[s] * row_values();
-  OpOutput all{
-      .row_width = world.shape.head_dim, .values = std::vector<float>(first_value.back()), .bytes = {}};
+  std::vector<int64_t> first_row(world.n_tokens.size() + 1, 0);
+  for (size_t s = 0; s < world.n_tokens.size(); s++) first_row[s + 1] = first_row[s] + world.n_tokens[s];
+  OpOutput all{.row_width = world.shape.head_dim,
+               .values = std::vector<float>(first_row.back() * row_values()),
+               .bytes = {}};
   for (const std::vector<Segment>& step : steps) {
-    const auto q = on_device(backend, queries(step));
+    std::vector<float> host;
+    for (const Segment& s : step) {
+      const auto from = inputs.queries.begin() + (first_row[s.sequence] + s.first_pos) * row_values();
+      host.insert(host.end(), from, from + s.n_rows * row_values());
+    }
+    const auto q = on_device(backend, host);
     const DeviceArray<float> out(backend, q.size());
-    const Views views = made->views(step);
-    if (feed == Feed::Appended) append_and_demote(backend, *made, pages, step, packed_slots);
+    const Views views = made.views(step);
+    if (feed == Feed::Appended) append_and_demote(backend, made, pages, step, packed_slots);
     backend.attend({world.layer, q.data(), out.data(), pages.view(), views.views, softmax_scale(), soft_cap});
-    const std::vector<float> host = out.download();
+    host = out.download();
     auto from = host.begin();
     for (const Segment& s : step) {
       const auto n = static_cast<std::ptrdiff_t>(s.n_rows * row_values());
-      std::copy(from, from + n, all.values.begin() + first_value[s.sequence] + s.first_pos * row_values());
+      std::copy(from, from + n, all.values.begin() + (first_row[s.sequence] + s.first_pos) * row_values());
       from += n;
     }
   }

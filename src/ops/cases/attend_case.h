@@ -3,6 +3,7 @@
 // batch it comes, so that one result can be computed in many ways.
 #pragma once
 
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +16,12 @@ namespace kv2::cases {
 /// queries read packed, as a model's layer does; rows not yet written are NaN then.
 enum class Feed : uint8_t { Imported, Appended };
 
+/// What all ways of computing one result share; made once, since making it costs more than attending.
+struct AttendInputs {
+  std::shared_ptr<const PageWorld> world;
+  std::vector<float> queries;  // of all positions of all sequences, [Σ n_tokens, n_heads, head_dim]
+};
+
 struct AttendCase {
   std::string name;
   WorldSpec world;
@@ -24,9 +31,11 @@ struct AttendCase {
 
   std::string full_name() const;  // with shape and windows
   OpCase build() const;
+  AttendInputs inputs() const;
   /// The outputs of all positions of all sequences in order, computed in the given steps; 0 where no step
   /// asks.
-  OpOutput in_steps(Backend& backend, const std::vector<std::vector<Segment>>& steps, Feed feed) const;
+  OpOutput in_steps(Backend& backend, const AttendInputs& inputs,
+                    const std::vector<std::vector<Segment>>& steps, Feed feed) const;
 
  private:
   size_t row_values() const { return static_cast<size_t>(world.shape.n_heads) * world.shape.head_dim; }

@@ -119,16 +119,18 @@ void add_special(std::vector<OpCase>& all) {
 
 /// The same queries in chunks, alone, in batches; from first_pos of each sequence on, where the pages before
 /// are there.
-InvarianceCase in_all_ways(const AttendCase& inputs, const std::vector<int64_t>& first_pos) {
-  InvarianceCase c{.op = "attend", .name = inputs.full_name(), .ways = {}};
-  std::vector<int64_t> lengths = inputs.world.n_tokens;
+InvarianceCase in_all_ways(const AttendCase& attend, const std::vector<int64_t>& first_pos) {
+  InvarianceCase c{.op = "attend", .name = attend.full_name(), .ways = {}};
+  std::vector<int64_t> lengths = attend.world.n_tokens;
   for (size_t s = 0; s < lengths.size(); s++) lengths[s] -= first_pos[s];
+  const auto inputs = std::make_shared<AttendInputs>();  // made by the first way that runs
   const auto way = [&](const std::string& name, std::vector<std::vector<Segment>> steps, Feed feed) {
     for (std::vector<Segment>& step : steps)
       for (Segment& s : step) s.first_pos += first_pos[s.sequence];
     c.ways.push_back({name + (feed == Feed::Appended ? ", appended" : ""),
-                      [inputs, steps = std::move(steps), feed](Backend& backend) {
-                        return inputs.in_steps(backend, steps, feed);
+                      [attend, inputs, steps = std::move(steps), feed](Backend& backend) {
+                        if (!inputs->world) *inputs = attend.inputs();
+                        return attend.in_steps(backend, *inputs, steps, feed);
                       }});
   };
   constexpr int kWhole = 1 << 20;

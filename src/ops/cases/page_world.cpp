@@ -72,12 +72,14 @@ std::vector<std::byte> PageWorld::canonical_full(int sequence, int page, int kv_
   return bytes;
 }
 
-std::vector<std::byte> PageWorld::canonical_packed(int sequence, int page, int kv_head) const {
+const std::vector<std::byte>& PageWorld::canonical_packed(int sequence, int page, int kv_head) const {
+  std::vector<std::byte>& bytes = packed_bytes_[{sequence, page, kv_head}];
+  if (!bytes.empty()) return bytes;
   const int d = spec_.shape.head_dim;
   const std::vector<std::byte> full = canonical_full(sequence, page, kv_head);
   const auto* k = reinterpret_cast<const bf16*>(full.data());
   const Int2Layout layout{d, spec_.group};
-  std::vector<std::byte> bytes(layout.bytes());
+  bytes.resize(layout.bytes());
   const auto codes = [&](size_t at) { return reinterpret_cast<uint8_t*>(bytes.data() + at); };
   const auto params = [&](size_t at) { return reinterpret_cast<fp16*>(bytes.data() + at); };
   int2::encode_rows_reference(k, d, d, spec_.coder_k(), codes(layout.k_codes()), params(layout.k_params()));

@@ -5,7 +5,9 @@
 // where a case asks for it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -69,9 +71,10 @@ class PageWorld {
     return gather(values_, segments);
   }
 
-  /// Canonical bytes of one head page. Packed: complete pages only.
+  /// Canonical bytes of one head page. Packed: complete pages only; coded on first use, by one thread at a
+  /// time.
   std::vector<std::byte> canonical_full(int sequence, int page, int kv_head) const;
-  std::vector<std::byte> canonical_packed(int sequence, int page, int kv_head) const;
+  const std::vector<std::byte>& canonical_packed(int sequence, int page, int kv_head) const;
 
   /// Tables that hold exactly the pages which the queries of these segments read, by the rule written out
   /// again here.
@@ -87,6 +90,7 @@ class PageWorld {
   int n_slots_ = 0;
   std::vector<std::vector<float>> keys_, values_;
   std::vector<std::vector<int32_t>> full_slots_, packed_slots_;
+  mutable std::map<std::array<int, 3>, std::vector<std::byte>> packed_bytes_;  // by sequence, page, KV head
 };
 
 /// A world's page pools on a backend. Pools hold NaN alone until fill_* imports the canonical pages, or

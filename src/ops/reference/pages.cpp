@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "base/float16.h"
 #include "ops/reference/ops.h"
-#include "quant/int2/int2.h"
+#include "quant/int2/encode_head.h"
 
 namespace kv2::reference {
 namespace {
@@ -150,9 +150,9 @@ void demote(const DemoteParams& p) {
       std::byte* packed = packed_head(p.kv, p.layer, h, page.packed_page);
       const auto codes = [&](size_t at) { return reinterpret_cast<uint8_t*>(packed + at); };
       const auto params = [&](size_t at) { return reinterpret_cast<fp16*>(packed + at); };
-      int2::encode_rows_reference(k, shape.head_dim, shape.head_dim, p.k, codes(layout.k_codes()),
+      int2::encode_head_reference(k, shape.head_dim, shape.head_dim, p.k, h, codes(layout.k_codes()),
                                   params(layout.k_params()));
-      int2::encode_rows_reference(v, shape.head_dim, shape.head_dim, p.v, codes(layout.v_codes()),
+      int2::encode_head_reference(v, shape.head_dim, shape.head_dim, p.v, h, codes(layout.v_codes()),
                                   params(layout.v_params()));
     }
   }
