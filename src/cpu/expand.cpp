@@ -97,7 +97,7 @@ HWY_ATTR void expand_values(const uint8_t* codes, const fp16* params, const Int2
         hn::StoreU(decode<2>(bytes, s2, o2), f, out + 2 * d + c);
         hn::StoreU(decode<3>(bytes, s3, o3), f, out + 3 * d + c);
       }
-      for (size_t c = whole; c < last; c++)  // groups that are no multiple of the vector; scale·code is exact
+      for (size_t c = whole; c < last; c++)  // no whole vector; scale·code is exact
         for (size_t j = 0; j < 4; j++)
           out[j * d + c] = s[j] * static_cast<float>(row[c] >> (2 * j) & 3) + o[j];
     }
