@@ -20,6 +20,17 @@ int exit_code(kv2::ErrorCode code) {
   }
 }
 
+/// The parser alone would say that a subcommand is missing, not that this one does not exist.
+void require_known_command(CLI::App& program, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string known;
+  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == argv[1]) return;
+    known += " " + command->get_name();
+  }
+  throw kv2::Error(kv2::ErrorCode::BadArgument, fmt::format("no command '{}'; commands:{} (kv2 --help)", argv[1], known));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -36,6 +47,7 @@ int main(int argc, char** argv) {
   kv2::app::add_tokenize(program);
   kv2::app::add_inspect(program);
   try {
+    require_known_command(program, argc, argv);
     program.parse(argc, argv);
     if (std::fflush(stdout) != 0) throw kv2::Error(kv2::ErrorCode::Io, "cannot write to stdout");
     return 0;

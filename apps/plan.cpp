@@ -47,6 +47,11 @@ void run(const Options& o) {
   if (ctx > config.context)
     throw_error(ErrorCode::BadArgument, "--ctx {} is past the {} positions this model was trained for", ctx,
                 config.context);
+  std::vector<CacheSpec> specs;  // all of them are sound before the first line is printed
+  for (const std::string& kv : split_methods(o.kv)) {
+    specs.push_back(o.cache.spec(kv));
+    specs.back().validate(config.head_dim);
+  }
   const ModelPlan model_plan = plan_model(config, *backend, o.chunk);
   const size_t room = available_memory();
   if (!o.json) {
@@ -58,9 +63,7 @@ void run(const Options& o) {
     fmt::print("{:<28} {:>9} {:>9} {:>11} {:>11} {:>11} {:>11} {:>14}\n", "method", "history", "all-in", "kv", "weights",
                "scratch", "total", "fits up to");
   }
-  for (const std::string& kv : split_methods(o.kv)) {
-    const CacheSpec spec = o.cache.spec(kv);
-    spec.validate(config.head_dim);
+  for (const CacheSpec& spec : specs) {
     const CacheCapacity capacity{.context_tokens = ctx, .n_sequences = o.parallel, .chunk_tokens = o.chunk};
     const CachePlan p = plan_cache(spec, config.kv_shape(), capacity);
     const size_t fixed = model_plan.weight_bytes + model_plan.scratch_bytes;
@@ -83,7 +86,7 @@ void add_plan(CLI::App& program) {
   auto o = std::make_shared<Options>();
   o->model.add_to(*app);
   o->cache.add_to(*app);
-  add_kv_list(*app, o->kv, "bf16,oscar2");
+  add_kv_list(*app, o->kv, "bf16,kv2");
   app->add_option("--ctx", o->ctx, "tokens per sequence; default: what the model was trained for");
   app->add_option("--parallel", o->parallel, "sequences held at once")->check(CLI::Range(1, 1 << 20));
   app->add_option("--chunk", o->chunk, "prompt tokens of one step")->check(CLI::Range(1, 1 << 16));
