@@ -100,7 +100,7 @@ TEST_F(Cli, MissingAndForeignFilesAreNamed) {
   expect_refused(run("plan " + path("empty")), 1, {"config.json"});
   fs::copy(model("qwen3"), dir_ / "mamba", fs::copy_options::recursive);
   write("mamba/config.json", R"({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})");
-  expect_refused(run("plan " + path("mamba")), 1, {"mamba", "Qwen3ForCausalLM"});
+  expect_refused(run("plan " + path("mamba")), 1, {"Mamba", "Qwen3ForCausalLM"});
 }
 
 TEST_F(Cli, TruncatedCheckpointIsRefused) {
