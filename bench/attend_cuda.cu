@@ -213,7 +213,7 @@ struct Bench {
     const cuda::Pool from{full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
         to{packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()};
     const double ms = timer.median(
-        [&] { cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, nullptr); }, 7);
+        [&] { cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, 3, nullptr); }, 7);
     const double bytes = static_cast<double>(full.size() + packed.size());
     std::printf("demote round heads %d d=%d B=%d T=%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n", n_kv_heads, d,
                 batch, tokens, ms, bytes / 1e9, bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);

@@ -8,7 +8,7 @@ fmt=$1 build=${2:-/tmp/kv2-bench}
 shift $(($# < 2 ? $# : 2))
 arch=${CUDA_ARCH:-90}
 mkdir -p "$build"
-common="-std=c++20 -O3 -w -DFMT_HEADER_ONLY -Isrc -Iinclude -I$fmt -gencode arch=compute_$arch,code=sm_$arch"
+common="-std=c++20 -O3 -w -DFMT_HEADER_ONLY -DFMT_CONSTEVAL= -Isrc -Iinclude -I$fmt -gencode arch=compute_$arch,code=sm_$arch"
 {
   for f in bench/attend_cuda.cu src/cuda/{attend,attend_generic,pages}.cu src/cuda/attend_plan.cpp src/ops/plan.cpp src/quant/page_layout.cpp; do
     mad=$([ "$f" = src/cuda/pages.cu ] && echo -fmad=false || true)

@@ -9,7 +9,7 @@ fmt=$1 gtest=$2 build=${3:-/tmp/kv2-device}
 shift $(($# < 3 ? $# : 3))
 arch=${CUDA_ARCH:-90}
 mkdir -p "$build"
-common="-std=c++20 -O2 -w -DFMT_HEADER_ONLY -Isrc -Iinclude -I$fmt"
+common="-std=c++20 -O2 -w -DFMT_HEADER_ONLY -DFMT_CONSTEVAL= -Isrc -Iinclude -I$fmt"
 {
   for f in src/base/memory.cpp src/quant/int2/int2.cpp src/quant/page_layout.cpp src/ops/op_case.cpp \
     src/ops/plan.cpp src/ops/cases/*.cpp src/ops/reference/{dense,pages,reference}.cpp src/cuda/*.cpp \
@@ -18,7 +18,7 @@ common="-std=c++20 -O2 -w -DFMT_HEADER_ONLY -Isrc -Iinclude -I$fmt"
     echo "g++ $common -ffunction-sections -ffp-contract=off -I${CUDA_HOME:-/usr/local/cuda}/include -I$gtest/include -c $f -o $build/$(echo "$f" | tr / _).o"
   done
   for f in src/cuda/*.cu; do
-    mad=$([ "$f" = src/cuda/pages.cu ] && echo -fmad=false || true)
+    mad=$([ "$f" = src/cuda/pages.cu -o "$f" = src/cuda/feedback.cu ] && echo -fmad=false || true)
     echo "nvcc $common $mad -O3 -lineinfo -gencode arch=compute_$arch,code=sm_$arch -c $f -o $build/$(echo "$f" | tr / _).o"
   done
   for f in gtest-all gtest_main; do
@@ -32,6 +32,6 @@ if [ -n "${SANITIZE:-}" ]; then
   for tool in memcheck racecheck; do
     echo "== compute-sanitizer $tool"
     timeout 240 compute-sanitizer --tool $tool --error-exitcode 9 "$build/tests" \
-      --gtest_filter="${SANITIZE_FILTER:-CudaOp*rms_norm:*CudaOp*rope:*CudaOp*swiglu:*CudaInvariance*append}" 2>&1 | tail -5
+      --gtest_filter="${SANITIZE_FILTER:-CudaFeedback*:*CudaOp*attend:*CudaOp*demote:*CudaOp*append:*CudaOp*rope:*CudaOp*rms_norm}" 2>&1 | tail -5
   done
 fi

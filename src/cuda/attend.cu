@@ -4,9 +4,11 @@
 // weights are B. q and the weights go in twice, as their upper and their lower half: column n < 4 of B is pair n
 // rounded, column n + 4 what the rounding lost, so that attention is as good as f32 at the price of 16 bits.
 //
-// A block of four warps takes one run of pages of one tile; warp w takes every fourth page from w on. Which warp
-// sees which page, in which order, and how their results are merged depends on page numbers alone, and a column
-// of an mma on nothing but itself: a query's bits depend neither on its batch nor on its chunk.
+// A block of four warps takes one run of pages of one tile; warp w takes every fourth packed page from w on, and
+// tokens 16w to 16w + 15 of every full page. What a warp sees, in which order, and how results are merged depends on
+// page numbers alone, and a column of an mma on nothing but itself: a query's bits depend neither on its batch nor
+// on its chunk. Pages come through a ring of stages in shared memory, copied ahead; a full page's 16 tokens are a
+// stage of keys and a stage of values.
 #include <cuda_bf16.h>
 
 #include "cuda/fragment.h"
@@ -18,18 +20,20 @@ namespace {
 
 constexpr int kPage = 64, kTiles = 4;  // tokens of a page, in tiles of 16
 constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kStages = 3;  // packed pages in flight in each warp
-constexpr int kPagesPerWarp = kRunPages / kWarps;
+constexpr int kStages = 3;  // in flight in each warp
+static_assert(kRunPages == 32, "a lane for each page of a run");
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLowest = -1e30f;
 
 template <int D>
 struct PackedPage {
   static constexpr int kCodes = kPage * D / 4, kBytes = 2 * kCodes + 2 * kPage * 4;
+  static constexpr int kFullTile = 16 * D * 2;  // K or V of 16 tokens of a full page
+  static_assert(kFullTile <= kBytes);
   static constexpr int kKCodes = 0, kVCodes = kCodes, kKParams = 2 * kCodes, kVParams = 2 * kCodes + kPage * 4;
 };
 
-/// Shared memory: a ring of packed pages for each warp; after a run the warps' results lie over it.
+/// Shared memory: a ring of stages for each warp; after a run the warps' results lie over it.
 template <int D, int NT>
 struct Shared {
   static constexpr int kPairs = 4 * NT;
@@ -72,10 +76,21 @@ struct Warp {
   int v_exponent = -24;     // packed: o is in units of 2^(24-14+v_exponent)·4^-e(field)
   bool natural = true;      // o in units of 1
   float cap;                // in log2
+  const float2* q_column;   // q of this lane's B column of n-tile 0, from channel 2t on
+  int q_step;               // to n-tile 1, in float2
+  bool has_column[NT];
+  uint32_t upper_bits;      // of a float's bits what a half keeps, in the lanes of lower halves; else none
 
   __device__ Warp(const AttendArgs& a, const AttendTile& ti, int kv_head_)
       : args(a), tile(ti), kv_head(kv_head_), lane(threadIdx.x % 32), g(lane >> 2), t(lane & 3) {
+    upper_bits = t >= 2 ? 0xffffe000u : 0u;
     cap = args.soft_cap * kLog2e;
+    for (int nt = 0; nt < NT; nt++) has_column[nt] = 4 * nt + (g & 3) < n_pairs();
+    const auto column = [&](int nt) {  // an absent one reads the last pair and counts as zero
+      return args.q + row_of(min(4 * nt + (g & 3), n_pairs() - 1)) * D + 2 * t;
+    };
+    q_column = reinterpret_cast<const float2*>(column(0));
+    q_step = static_cast<int>(reinterpret_cast<const float2*>(column(NT - 1)) - q_column);
   }
 
   __device__ int n_pairs() const { return tile.n_queries * tile.n_heads; }
@@ -87,20 +102,24 @@ struct Warp {
 
   /// q of this lane's B column and channels 16·ks + 2t + 8r.
   __device__ float2 load_q(int nt, int ks, int r) const {
-    const int pair = 4 * nt + (g & 3);
-    if (pair >= n_pairs()) return {0.0f, 0.0f};
-    return *reinterpret_cast<const float2*>(args.q + row_of(pair) * D + ks * 16 + 2 * t + 8 * r);
+    const float2 x = __ldg(q_column + nt * q_step + ks * 8 + 4 * r);
+    return has_column[nt] ? x : float2{0.0f, 0.0f};
   }
 
   __device__ void prepare_packed() {
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
+      float2 q[KS][2];
+#pragma unroll
+      for (int ks = 0; ks < KS; ks++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) q[ks][r] = load_q(nt, ks, r);
       float largest = 0, sum = 0;
 #pragma unroll
       for (int ks = 0; ks < KS; ks++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-          const float2 x = load_q(nt, ks, r);
+          const float2 x = q[ks][r];
           largest = fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y)));
           sum += x.x + x.y;
         }
@@ -115,7 +134,7 @@ struct Warp {
       for (int f = 0; f < 8; f++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-          const float2 x = load_q(nt, f % KS, r);
+          const float2 x = q[f % KS][r];
           const float a = x.x * up, b = x.y * up, down = pow2(-2 * field_exponent(f));
           __half2 h = __floats2half2_rn(a, b);
           if (g >= 4) h = __floats2half2_rn(a - __low2float(h), b - __high2float(h));
@@ -146,10 +165,20 @@ struct Warp {
     natural = true;
   }
 
-  __device__ float capped(float s) const { return args.soft_cap > 0 ? cap * tanhf(s / cap) : s; }
+  template <int N>
+  __device__ void cap_logits(float (&c)[NT][N][4]) const {
+    if (args.soft_cap <= 0) return;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int x = 0; x < 4; x++) c[nt][i][x] = cap * tanhf(c[nt][i][x] / cap);
+  }
 
-  /// New maxima over a page's logits in c; rescales what has been summed where one grew.
-  __device__ void raise_maximum(const float (&c)[NT][kTiles][4]) {
+  /// New maxima over logits; rescales what has been summed where one grew.
+  template <int N>
+  __device__ void raise_maximum(const float (&c)[NT][N][4]) {
     float n[NT][2];
     bool grew = false;
 #pragma unroll
@@ -158,7 +187,7 @@ struct Warp {
       for (int j = 0; j < 2; j++) {
         float x = m[nt][j];
 #pragma unroll
-        for (int i = 0; i < kTiles; i++) x = fmaxf(x, fmaxf(c[nt][i][j], c[nt][i][2 + j]));
+        for (int i = 0; i < N; i++) x = fmaxf(x, fmaxf(c[nt][i][j], c[nt][i][2 + j]));
 #pragma unroll
         for (int mask = 4; mask < 32; mask <<= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
         n[nt][j] = x;
@@ -203,6 +232,15 @@ struct Warp {
   /// Both halves' products together: every lane has the whole dot product of its columns' pairs.
   __device__ static float with_other_half(float x) { return x + __shfl_xor_sync(~0u, x, 2); }
 
+  /// The upper half of both in lanes t < 2, cut after a half's mantissa, and what was cut in the others.
+  __device__ uint32_t half_of(float a, float b) const {
+    a -= __uint_as_float(__float_as_uint(a) & upper_bits);
+    b -= __uint_as_float(__float_as_uint(b) & upper_bits);
+    uint32_t h;
+    asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(h) : "f"(b), "f"(a));
+    return h;
+  }
+
   template <int F>
   __device__ __forceinline__ void multiply_keys(float (&c)[NT][kTiles][4], const uint4& w, int set) {
 #pragma unroll
@@ -244,9 +282,9 @@ struct Warp {
           for (int j = 0; j < 2; j++) {
             float& s = c[nt][i][2 * r + j];
             s = fmaf(kp.x * coefficient[nt][j], with_other_half(s), kp.y * q_sum[nt][j]);
-            s = capped(s);
           }
       }
+    cap_logits(c);
     raise_maximum(c);
     // The weights are scaled so that the page's largest scale becomes 2^14: fp16 would lose small ones.
     const uint32_t scale_bits = __reduce_max_sync(~0u, static_cast<uint32_t>(__half_as_ushort(__low2half(largest))));
@@ -275,10 +313,7 @@ struct Warp {
             l[nt][1] += e1;
             z[nt][0] = fmaf(e0, vp.y, z[nt][0]);
             z[nt][1] = fmaf(e1, vp.y, z[nt][1]);
-            const float w0 = e0 * scale, w1 = e1 * scale;
-            __half2 h = __floats2half2_rn(w0, w1);
-            if (t >= 2) h = __floats2half2_rn(w0 - __low2float(h), w1 - __high2float(h));
-            p[sub][nt][r] = transpose8x8(*reinterpret_cast<const uint32_t*>(&h));
+            p[sub][nt][r] = transpose8x8(half_of(e0 * scale, e1 * scale));
           }
         }
       }
@@ -286,8 +321,18 @@ struct Warp {
     }
   }
 
-  /// q as bf16 B fragments, upper or lower half.
-  __device__ void load_q_bf16(uint32_t (&q)[NT][KS][2]) const {
+  /// Upper or lower halves as bf16.
+  __device__ static uint32_t split_bf16(float a, float b, bool lower) {
+    __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+    if (lower) h = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
+    return *reinterpret_cast<const uint32_t*>(&h);
+  }
+
+  /// Softmax weights of 16 tokens of a full page, the `tile16`-th of it, as B fragments. `own`: the page of the
+  /// queries; keys past a query are hidden from it.
+  __device__ void full_keys(const unsigned char* keys, int tile16, bool own, uint32_t (&p)[NT][2]) {
+    to_natural();
+    uint32_t q[NT][KS][2];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
 #pragma unroll
@@ -297,80 +342,58 @@ struct Warp {
           const float2 x = load_q(nt, ks, r);
           q[nt][ks][r] = split_bf16(x.x, x.y, g >= 4);
         }
-  }
-  __device__ static uint32_t split_bf16(float a, float b, bool lower) {
-    __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
-    if (lower) h = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
-    return *reinterpret_cast<const uint32_t*>(&h);
-  }
-
-  /// `own`: the page of the queries; keys past a query are hidden from it, rows past the last query may hold
-  /// anything.
-  __device__ void full_page(const std::byte* page, bool own) {
-    to_natural();
-    float c[NT][kTiles][4] = {};
-    {
-      uint32_t q[NT][KS][2];
-      load_q_bf16(q);
-      const auto* k = reinterpret_cast<const uint4*>(page) + lane;
+    float c[NT][1][4] = {};
 #pragma unroll
-      for (int i = 0; i < kTiles; i++) {
-        uint4 a[KS];
+    for (int ks = 0; ks < KS; ks++) {
+      const uint4 a = *reinterpret_cast<const uint4*>(keys + (ks * 32 + lane) * 16);
 #pragma unroll
-        for (int ks = 0; ks < KS; ks++) a[ks] = __ldg(k + (i * KS + ks) * 32);
-#pragma unroll
-        for (int ks = 0; ks < KS; ks++)
-#pragma unroll
-          for (int nt = 0; nt < NT; nt++) mma_bf16(c[nt][i], a[ks], q[nt][ks][0], q[nt][ks][1]);
-      }
+      for (int nt = 0; nt < NT; nt++) mma_bf16(c[nt][0], a, q[nt][ks][0], q[nt][ks][1]);
     }
-    int last[NT][2];  // of the tokens that a column may see
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int query = (4 * nt + 2 * (t & 1) + j) / tile.n_heads;
-        last[nt][j] = own ? tile.first_in_page + min(query, tile.n_queries - 1) : kPage;
-      }
+      for (int x = 0; x < 4; x++)
+        c[nt][0][x] = with_other_half(c[nt][0][x]) * (args.softmax_scale * kLog2e);
+    cap_logits(c);
+    if (own) {
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-      for (int i = 0; i < kTiles; i++)
+      for (int nt = 0; nt < NT; nt++)
 #pragma unroll
         for (int x = 0; x < 4; x++) {
-          float s = capped(with_other_half(c[nt][i][x]) * (args.softmax_scale * kLog2e));
-          if (i * 16 + g + 8 * (x >> 1) > last[nt][x & 1]) s = -INFINITY;
-          c[nt][i][x] = s;
+          const int query = (4 * nt + 2 * (t & 1) + (x & 1)) / tile.n_heads;
+          const int last = tile.first_in_page + min(query, tile.n_queries - 1);
+          if (tile16 * 16 + g + 8 * (x >> 1) > last) c[nt][0][x] = -INFINITY;
         }
+    }
     raise_maximum(c);
-    const int last_row = own ? tile.first_in_page + tile.n_queries - 1 : kPage;
-    const auto* v = reinterpret_cast<const uint4*>(page + kPage * D * 2) + lane;
 #pragma unroll
-    for (int i = 0; i < kTiles; i++) {
-      uint4 a[KS];
+    for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-      for (int ks = 0; ks < KS; ks++) a[ks] = __ldg(v + (i * KS + ks) * 32);
-      if (own) {
-        const auto mask = [&](int token) {
-          return (token <= last_row ? 0x0000ffffu : 0u) | (token + 1 <= last_row ? 0xffff0000u : 0u);
-        };
-        const uint32_t near = mask(i * 16 + 2 * t), far = mask(i * 16 + 2 * t + 8);
-#pragma unroll
-        for (int ks = 0; ks < KS; ks++) a[ks].x &= near, a[ks].y &= near, a[ks].z &= far, a[ks].w &= far;
+      for (int r = 0; r < 2; r++) {
+        const float e0 = exp2_fast(c[nt][0][2 * r] - m[nt][0]), e1 = exp2_fast(c[nt][0][2 * r + 1] - m[nt][1]);
+        l[nt][0] += e0;
+        l[nt][1] += e1;
+        p[nt][r] = transpose8x8(split_bf16(e0, e1, t >= 2));
       }
+  }
+
+  /// Rows past the last query of the page `own` may hold anything: they count as zero.
+  __device__ void full_values(const unsigned char* values, int tile16, bool own, const uint32_t (&p)[NT][2]) {
+    uint32_t near = ~0u, far = ~0u;
+    if (own) {
+      const int last_row = tile.first_in_page + tile.n_queries - 1;
+      const auto mask = [&](int token) {
+        return (token <= last_row ? 0x0000ffffu : 0u) | (token + 1 <= last_row ? 0xffff0000u : 0u);
+      };
+      near = mask(tile16 * 16 + 2 * t);
+      far = mask(tile16 * 16 + 2 * t + 8);
+    }
 #pragma unroll
-      for (int nt = 0; nt < NT; nt++) {
-        uint32_t p[2];
+    for (int ks = 0; ks < KS; ks++) {
+      uint4 a = *reinterpret_cast<const uint4*>(values + (ks * 32 + lane) * 16);
+      a.x &= near, a.y &= near, a.z &= far, a.w &= far;
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const float e0 = exp2_fast(c[nt][i][2 * r] - m[nt][0]), e1 = exp2_fast(c[nt][i][2 * r + 1] - m[nt][1]);
-          l[nt][0] += e0;
-          l[nt][1] += e1;
-          p[r] = transpose8x8(split_bf16(e0, e1, t >= 2));
-        }
-#pragma unroll
-        for (int ks = 0; ks < KS; ks++) mma_bf16(o[nt][ks], a[ks], p[0], p[1]);
-      }
+      for (int nt = 0; nt < NT; nt++) mma_bf16(o[nt][ks], a, p[nt][0], p[nt][1]);
     }
   }
 
@@ -405,58 +428,83 @@ struct Warp {
   }
 };
 
-/// One warp's pages of a run: packed ones come through its ring, full ones straight from memory.
+/// A warp's ring: stages are filled in the order in which they are asked for and read in that order.
 template <int D, int NT>
-__device__ void go_through(Warp<D, NT>& warp, Shared<D, NT>& shared, int run, int w, uint32_t& n_waits) {
-  using P = PackedPage<D>;
-  const AttendTile& tile = warp.tile;
-  const AttendArgs& args = warp.args;
-  const int first = run * kRunPages + w, end = min((run + 1) * kRunPages, tile.query_page + 1);
-  const int mine = first + kWarps * warp.lane;
-  const bool here = warp.lane < kPagesPerWarp && mine < end;
-  const bool is_packed = here && mine >= tile.packed_begin && mine < tile.packed_end;
-  int32_t slot = 0;
-  if (here) slot = is_packed ? tile.packed_pages[mine] : tile.full_pages[mine];
-  const uint32_t pages = __ballot_sync(~0u, here), packed = __ballot_sync(~0u, is_packed);
-  uint32_t to_issue = packed;
-  uint32_t issued = n_waits;
-  const auto issue = [&] {
-    if (!to_issue) return;
-    const int i = __ffs(to_issue) - 1;
-    to_issue &= to_issue - 1;
-    const std::byte* from = args.packed.head(__shfl_sync(~0u, slot, i), warp.kv_head);
-    const int stage = issued++ % kStages;
+struct Ring {
+  Shared<D, NT>& shared;
+  const int w, lane;
+  uint32_t filled = 0, read = 0;
+
+  __device__ void fill(const std::byte* from, int bytes) {
+    const int stage = filled++ % kStages;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (warp.lane == 0) copy_page(shared.ring[w][stage], from, P::kBytes, &shared.full[w][stage]);
+    if (lane == 0) copy_page(shared.ring[w][stage], from, bytes, &shared.full[w][stage]);
 #else
-    for (int at = warp.lane * 16; at < P::kBytes; at += 512) copy16(&shared.ring[w][stage][at], from + at);
+    for (int at = lane * 16; at < bytes; at += 512) copy16(&shared.ring[w][stage][at], from + at);
     asm volatile("cp.async.commit_group;\n" ::: "memory");
 #endif
-  };
-#pragma unroll 1
-  for (int i = 0; i < kStages; i++) issue();
-#pragma unroll 1
-  for (uint32_t left = pages; left; left &= left - 1) {
-    const int i = __ffs(left) - 1;
-    if (!(packed >> i & 1)) {
-      warp.full_page(args.full.head(__shfl_sync(~0u, slot, i), warp.kv_head),
-                     first + kWarps * i == tile.query_page);
-      continue;
-    }
-    const int stage = n_waits % kStages;
+  }
+  __device__ const unsigned char* wait() {
+    const int stage = read % kStages;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    wait_page(&shared.full[w][stage], n_waits / kStages & 1);
+    wait_page(&shared.full[w][stage], (read / kStages) & 1);
 #else
-    const uint32_t behind = issued - n_waits - 1;  // groups that may still be on their way
+    const uint32_t behind = filled - read - 1;  // stages that may still be on their way
     if (behind >= 2) asm volatile("cp.async.wait_group 2;\n" ::: "memory");
     else if (behind == 1) asm volatile("cp.async.wait_group 1;\n" ::: "memory");
     else asm volatile("cp.async.wait_group 0;\n" ::: "memory");
     __syncwarp();
 #endif
-    n_waits++;
-    warp.packed_page(shared.ring[w][stage]);
+    read++;
+    return shared.ring[w][stage];
+  }
+};
+
+/// One warp's part of a run.
+template <int D, int NT>
+__device__ void go_through(Warp<D, NT>& warp, Ring<D, NT>& ring, int run) {
+  using P = PackedPage<D>;
+  const AttendTile& tile = warp.tile;
+  const AttendArgs& args = warp.args;
+  const int w = ring.w, page = run * kRunPages + warp.lane;
+  const bool here = page <= tile.query_page;
+  const bool is_packed = here && page >= tile.packed_begin && page < tile.packed_end;
+  int32_t slot = 0;
+  if (here) slot = is_packed ? tile.packed_pages[page] : tile.full_pages[page];
+  const uint32_t packed = __ballot_sync(~0u, is_packed);
+  const uint32_t mine = __ballot_sync(~0u, here && (!is_packed || warp.lane % kWarps == w));
+  uint32_t to_fill = mine;
+  bool values_next = false;
+  const auto fill = [&] {
+    if (!to_fill) return;
+    const int i = __ffs(to_fill) - 1;
+    const int32_t s = __shfl_sync(~0u, slot, i);
+    if (packed >> i & 1) {
+      ring.fill(args.packed.head(s, warp.kv_head), P::kBytes);
+      to_fill &= to_fill - 1;
+      return;
+    }
+    ring.fill(args.full.head(s, warp.kv_head) + (values_next ? kPage * D * 2 : 0) + w * P::kFullTile, P::kFullTile);
+    if (values_next) to_fill &= to_fill - 1;
+    values_next = !values_next;
+  };
+#pragma unroll 1
+  for (int i = 0; i < kStages; i++) fill();
+#pragma unroll 1
+  for (uint32_t left = mine; left; left &= left - 1) {
+    const int i = __ffs(left) - 1;
+    if (packed >> i & 1) {
+      warp.packed_page(ring.wait());
+    } else {
+      const bool own = run * kRunPages + i == tile.query_page;
+      uint32_t p[NT][2];
+      warp.full_keys(ring.wait(), w, own, p);
+      __syncwarp();
+      fill();
+      warp.full_values(ring.wait(), w, own, p);
+    }
     __syncwarp();  // all lanes have read the stage
-    issue();
+    fill();
   }
 }
 
@@ -497,15 +545,15 @@ struct Partials {
 
 /// True in all threads of the last block of a tile to arrive; what the others wrote can be read then.
 __device__ bool arrive_last(uint32_t* counter, int n, uint32_t& shared_flag) {
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // of what the whole block has written: fences are cumulative across the barrier
     const bool last = atomicAdd(counter, 1u) == static_cast<uint32_t>(n - 1);
     if (last) *counter = 0;
+    __threadfence();
     shared_flag = last;
   }
   __syncthreads();
-  __threadfence();
   return shared_flag;
 }
 
@@ -529,12 +577,12 @@ __global__ void __launch_bounds__(kThreads, NT == 1 ? 4 : 2) attend_kernel(const
   const size_t owner = static_cast<size_t>(blockIdx.x) * args.n_kv_heads + kv_head;
   const Partials<D, NT> partials{args.partials + owner * args.max_runs * Partials<D, NT>::kFloats};
   const int n_values = warp.n_pairs() * D;
-  uint32_t n_waits = 0;
+  Ring<D, NT> ring{shared, w, warp.lane};
 
 #pragma unroll 1
   for (int run = first_run; run < end_run; run++) {
     warp.start();
-    go_through(warp, shared, run, w, n_waits);
+    go_through(warp, ring, run);
     __syncthreads();  // rings are idle: the warps' results may lie over them
     warp.finish(shared.warps.o[w], shared.warps.m[w], shared.warps.l[w]);
     __syncthreads();

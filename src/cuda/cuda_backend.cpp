@@ -82,6 +82,18 @@ void check_head_dim(int head_dim) {
                 head_dim);
 }
 
+FeedbackCoder feedback_coder(const Coder& coder, int head_dim, bool is_v) {
+  static_assert(FeedbackSearch::kMaxSteps == std::extent_v<decltype(FeedbackCoder::steps)>);
+  if (head_dim > 256 || coder.group % 8 != 0)
+    throw_error(ErrorCode::Unsupported,
+                "coder 'feedback' on CUDA has head_dim up to 256 and groups of a multiple of 8, found {} and {}",
+                head_dim, coder.group);
+  FeedbackCoder out{coder.tables.f, coder.tables.weight, coder.tables.ones, {}, coder.search.n_steps,
+                    coder.search.refits, is_v};
+  std::copy(coder.search.steps, coder.search.steps + FeedbackSearch::kMaxSteps, out.steps);
+  return out;
+}
+
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(const CudaOptions& options)
@@ -177,15 +189,20 @@ class CudaBackend final : public Backend {
     KV2_CHECK(p.kv.layout.codec == CodecId::Int2, "demote needs a codec");
     KV2_CHECK(p.k.group == p.kv.layout.group && p.v.group == p.kv.layout.group,
               "coder and layout differ in group");
-    if (p.k.kind != CoderKind::Round || p.v.kind != CoderKind::Round)
-      throw_error(ErrorCode::Unsupported,
-                  "coder 'feedback' is not on CUDA yet; choose a method with coder 'round' or --device cpu");
     if (p.pages.empty()) return;
     std::vector<DemotePage> pages;
     for (const Demotion& d : p.pages) pages.push_back({d.full_page, d.packed_page});
     const auto* device = staging_.put(Staging::Key::Demote, std::span<const DemotePage>(pages));
-    launch_demote(full_pool(p.kv, p.layer), packed_pool(p.kv, p.layer), device, static_cast<int>(pages.size()),
-                  shape.n_kv_heads, shape.head_dim, p.kv.layout.group, p.k.clip_index, p.v.clip_index, stream_);
+    const Pool full = full_pool(p.kv, p.layer), packed = packed_pool(p.kv, p.layer);
+    const int n = static_cast<int>(pages.size()), d = shape.head_dim, group = p.kv.layout.group;
+    const bool round_k = p.k.kind == CoderKind::Round, round_v = p.v.kind == CoderKind::Round;
+    if (round_k || round_v)
+      launch_demote(full, packed, device, n, shape.n_kv_heads, d, group, p.k.clip_index, p.v.clip_index,
+                    round_k + 2 * round_v, stream_);
+    for (const Coder* coder : {&p.k, &p.v})
+      if (coder->kind == CoderKind::Feedback)
+        launch_demote_feedback(full, packed, device, n, shape.n_kv_heads, d, group,
+                               feedback_coder(*coder, d, coder == &p.v), stream_);
     check_launch("demote");
   }
 

@@ -51,9 +51,18 @@ void launch_append(const float* k, const float* v, Pool full, const AppendRow* r
 struct DemotePage {
   int32_t full, packed;
 };
-/// Coder `round`.
+/// Coder `round`; `sides` 1: K alone, 2: V alone, 3: both.
 void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads, int head_dim,
-                   int group, int clip_k, int clip_v, cudaStream_t stream);
+                   int group, int clip_k, int clip_v, int sides, cudaStream_t stream);
+/// Coder `feedback` (quant/feedback) for K or V: tables are device memory of all KV heads.
+struct FeedbackCoder {
+  const float *f, *weight, *ones;
+  float steps[8];
+  int n_steps, refits;
+  bool is_v;
+};
+void launch_demote_feedback(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads,
+                            int head_dim, int group, const FeedbackCoder& coder, cudaStream_t stream);
 
 // ---- attention
 /// Queries of one sequence that lie in one page and read every page in the same form: n_queries × n_heads

@@ -38,17 +38,19 @@ __device__ __forceinline__ float exp2_fast(float x) {  // relative error 2^-22
   return r;
 }
 
-/// Two codes as halves: code·4^e(F)·2^-24, F-th field of a packed word; fields 5 to 7 lie past a half's mantissa
-/// and are shifted down by 10 bits.
+/// Two codes as halves: code·4^e(F)·2^-24, F-th field of a packed word. A subnormal's leading zeros cost the tensor
+/// core bits of alignment (measured: fields left at bit 0 give 14 bits of product), so fields move to bits 4 to 9.
 template <int F>
 __device__ __forceinline__ uint32_t field(uint32_t w) {
-  if constexpr (F < 5)
+  if constexpr (F < 3)
+    return (w << 4) & (0x00030003u << (2 * F + 4));
+  else if constexpr (F < 5)
     return w & (0x00030003u << (2 * F));
   else
-    return (w >> 10) & (0x00030003u << (2 * (F - 5)));
+    return (w >> 6) & (0x00030003u << (2 * F - 6));
 }
 /// e(F)
-__host__ __device__ constexpr int field_exponent(int f) { return f < 5 ? f : f - 5; }
+__host__ __device__ constexpr int field_exponent(int f) { return f < 3 ? f + 2 : f < 5 ? f : f - 3; }
 
 /// 2^e, e in [-126, 127].
 __device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }

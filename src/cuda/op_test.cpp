@@ -12,6 +12,7 @@
 #include "kv2/error.h"
 #include "ops/cases/inputs.h"
 #include "ops/op_case.h"
+#include "quant/int2/encode_head.h"
 
 namespace kv2 {
 namespace {
@@ -109,6 +110,8 @@ TEST_P(CudaOp, AgreesWithTheReference) {
     for (OpCase c : op_cases(GetParam())) {
       // Tensor cores cut the sum of a step to about 24 bits towards zero where the host rounds to nearest.
       if (c.op == "linear") c.bound *= 4;
+      // q and the softmax weights meet full pages as two bf16 each, 16 bits of mantissa.
+      if (c.op == "attend") c.bound *= 2;
       EXPECT_EQ(check_case(c, *backend, oracle, &worst), "");
     }
     std::printf("[  worst   ] %s, %s: %.3f of the bound\n", GetParam().c_str(),
@@ -133,6 +136,84 @@ TEST_P(CudaInvariance, SameBitsAloneInChunksAndInBatches) {
 
 INSTANTIATE_TEST_SUITE_P(All, CudaInvariance, testing::Values("linear", "attend", "append"),
                          [](const auto& info) { return info.param; });
+
+struct FeedbackCase {
+  int d, group, n_steps, refits;
+};
+
+/// Any numbers do as tables where only bits are compared; these have the size of real ones.
+struct HostTables {
+  std::vector<float> f, weight, ones;
+  HostTables(cases::Random& random, int n_kv_heads, const FeedbackCase& c) {
+    f = random.normals(static_cast<size_t>(n_kv_heads) * c.d * c.d, 0.01f, 0.08f);
+    weight = random.normals(static_cast<size_t>(n_kv_heads) * c.d, 1.0f, 0.1f);
+    ones = random.normals(static_cast<size_t>(n_kv_heads) * (c.d / c.group) * c.d, 0.5f, 0.3f);
+  }
+};
+
+void check_feedback(Backend& backend, const FeedbackCase& c) {
+  constexpr int kHeads = 2, kPages = 3, kSlots = 4;
+  const PageLayout layout{{1, kHeads, kHeads, c.d}, c.group, CodecId::Int2};
+  const Int2Layout packed_layout{c.d, c.group};
+  cases::Random random(c.d * 100 + c.group + c.refits);
+  const cases::DeviceArray<std::byte> full(backend, kSlots * layout.full_page_bytes()),
+      packed(backend, kSlots * layout.packed_page_bytes());
+  Coder coders[2];
+  std::vector<HostTables> host;
+  std::vector<cases::DeviceArray<float>> device;
+  for (Coder& coder : coders) {
+    const HostTables& t = host.emplace_back(random, kHeads, c);
+    coder = {.kind = CoderKind::Feedback, .group = c.group, .tables = {}, .search = {}};
+    const float steps[] = {0.95f, 1.1f, 1.25f, 0.8f};
+    std::copy(steps, steps + c.n_steps, coder.search.steps);
+    coder.search.n_steps = c.n_steps;
+    coder.search.refits = c.refits;
+    for (const auto* values : {&t.f, &t.weight, &t.ones}) device.push_back(cases::on_device(backend, *values));
+    coder.tables = {device[device.size() - 3].data(), device[device.size() - 2].data(), device.back().data()};
+  }
+  std::vector<std::vector<std::byte>> rows;
+  std::vector<Demotion> demotions;
+  for (int page = 0; page < kPages; page++) {
+    demotions.push_back({page, kSlots - 1 - page});
+    for (int h = 0; h < kHeads; h++) {
+      std::vector<std::byte>& bytes = rows.emplace_back(layout.full_head_bytes());
+      auto* x = reinterpret_cast<bf16*>(bytes.data());
+      for (int i = 0; i < 2 * kPageTokens * c.d; i++) x[i] = to_bf16(random.normal(0.4f, 1.0f));
+      for (int i = 0; i < c.d; i++) x[5 * c.d + i] = to_bf16(0.75f), x[9 * c.d + i] = {0};
+      x[7 * c.d + 3] = to_bf16(3e38f), x[8 * c.d + 1] = to_bf16(NAN), x[11 * c.d] = to_bf16(-1e-30f);
+      backend.import_full(full.data() + page * layout.full_page_bytes() + layout.full_offset(0, h), c.d, bytes);
+    }
+  }
+  const KvView view{layout, full.data(), packed.data(), {}};
+  backend.demote({0, coders[0], coders[1], view, demotions});
+  backend.sync();
+  for (int page = 0; page < kPages; page++)
+    for (int h = 0; h < kHeads; h++) {
+      std::vector<std::byte> got(packed_layout.bytes()), want(packed_layout.bytes());
+      backend.export_packed(packed.data() + demotions[page].packed_page * layout.packed_page_bytes() +
+                                layout.packed_offset(0, h),
+                            packed_layout, got);
+      const auto* x = reinterpret_cast<const bf16*>(rows[page * kHeads + h].data());
+      for (int side = 0; side < 2; side++) {
+        Coder coder = coders[side];
+        coder.tables = {host[side].f.data(), host[side].weight.data(), host[side].ones.data()};
+        int2::encode_head_reference(
+            x + side * kPageTokens * c.d, c.d, c.d, coder, h,
+            reinterpret_cast<uint8_t*>(want.data() + (side ? packed_layout.v_codes() : packed_layout.k_codes())),
+            reinterpret_cast<fp16*>(want.data() + (side ? packed_layout.v_params() : packed_layout.k_params())));
+      }
+      EXPECT_TRUE(got == want) << "d=" << c.d << " group=" << c.group << " steps=" << c.n_steps
+                               << " refits=" << c.refits << " page " << page << " head " << h;
+    }
+}
+
+TEST(CudaFeedback, BitsAreThoseOfTheSpecification) {
+  const auto backend = make_backend(LinearPrecision::Auto);
+  if (!backend) GTEST_SKIP() << "no GPU";
+  for (const FeedbackCase& c : {FeedbackCase{128, 128, 3, 1}, {64, 64, 3, 1}, {128, 128, 1, 0}, {128, 128, 4, 2},
+                                {64, 16, 2, 1}, {80, 80, 3, 1}, {96, 48, 2, 2}, {256, 128, 3, 1}})
+    check_feedback(*backend, c);
+}
 
 TEST(CudaPages, CanonicalBytesSurviveTheRoundTripThroughThePrivateLayout) {
   const auto backend = make_backend(LinearPrecision::Auto);

@@ -143,9 +143,9 @@ __device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, int d,
 }
 
 __global__ void __launch_bounds__(kThreads) demote_kernel(Pool full, Pool packed, const DemotePage* pages, int d,
-                                                          int group, int clip_k, int clip_v) {
+                                                          int group, int clip_k, int clip_v, int first_side) {
   extern __shared__ char shared[];
-  const bool is_v = blockIdx.z;
+  const bool is_v = first_side + blockIdx.z;
   const int head = blockIdx.y, n_groups = d / group, stride = d + 2;
   auto* rows = reinterpret_cast<uint16_t*>(shared);
   auto* scaled = reinterpret_cast<Scaled*>(shared + (kPage * stride * 2 + 15) / 16 * 16);
@@ -179,13 +179,13 @@ void launch_append(const float* k, const float* v, Pool full, const AppendRow* r
 }
 
 void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads, int head_dim,
-                   int group, int clip_k, int clip_v, cudaStream_t stream) {
+                   int group, int clip_k, int clip_v, int sides, cudaStream_t stream) {
   const size_t shared = (kPage * (head_dim + 2) * 2 + 15) / 16 * 16 +
                         static_cast<size_t>(kPage) * (head_dim / group) * sizeof(Scaled);
   if (shared > 48 * 1024)
     cudaFuncSetAttribute(demote_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-  demote_kernel<<<dim3(n_pages, n_kv_heads, 2), kThreads, shared, stream>>>(full, packed, pages, head_dim, group,
-                                                                            clip_k, clip_v);
+  demote_kernel<<<dim3(n_pages, n_kv_heads, sides == 3 ? 2 : 1), kThreads, shared, stream>>>(
+      full, packed, pages, head_dim, group, clip_k, clip_v, sides == 2);
 }
 
 }  // namespace kv2::cuda
