@@ -121,12 +121,13 @@ class Forward {
     q_ = qkv, k_ = qkv + q_width, v_ = k_ + kv_width;
     if (n_rows_ == 1) return;
     q_ = at(m_.plan.q), k_ = at(m_.plan.k), v_ = at(m_.plan.v);
-    for (int i = 0; i < n_rows_; i++) {
-      const float* row = qkv + size_t(i) * c_.qkv_width();
-      b_.copy(q_ + i * q_width, row, q_width * sizeof(float));
-      b_.copy(k_ + i * kv_width, row + q_width, kv_width * sizeof(float));
-      b_.copy(v_ + i * kv_width, row + q_width + kv_width, kv_width * sizeof(float));
-    }
+    const auto take = [&](float* to, size_t first, size_t width) {
+      b_.copy_rows(to, width * sizeof(float), qkv + first, size_t(c_.qkv_width()) * sizeof(float),
+                   width * sizeof(float), n_rows_);
+    };
+    take(q_, 0, q_width);
+    take(k_, q_width, kv_width);
+    take(v_, q_width + kv_width, kv_width);
   }
 
   /// q' = q·decode_Kᵀ, k' = (k − mean)·encode, v' = (v − mean)·encode.

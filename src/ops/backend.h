@@ -59,6 +59,13 @@ class Backend {
   virtual void upload(void* device, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* device, size_t bytes) = 0;
   virtual void copy(void* to, const void* from, size_t bytes) = 0;  // device to device
+  /// Rows of a matrix whose rows do not touch, device to device. Strides in bytes.
+  virtual void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
+                         int n_rows) {
+    for (int i = 0; i < n_rows; i++)
+      copy(static_cast<std::byte*>(to) + i * to_stride, static_cast<const std::byte*>(from) + i * from_stride,
+           row_bytes);
+  }
   virtual void sync() = 0;
 
   virtual std::unique_ptr<Linear> make_linear(const LinearSource& source) = 0;
