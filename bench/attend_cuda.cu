@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the CUDA attention and demotion kernels on shapes of long decodes: checks every result against the plain
-// f32 kernel first (which the op tests hold against the reference), empties the L2 before each run, prints medians,
-// bytes and the share of the read bandwidth measured in the same run. One JSON line per shape with --json.
+// Times the CUDA attention and demotion kernels on shapes of long decodes: checks every result against the
+// plain f32 kernel first (which the op tests hold against the reference), empties the L2 before each run,
+// prints medians, bytes and the share of the read bandwidth measured in the same run. One JSON line per shape
+// with --json.
 //   kv2_bench_attend_cuda [--json] [--quick]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -58,7 +59,8 @@ __device__ uint32_t hash(uint64_t i) {
 }
 /// Codes any bits; scales 0.3 to 0.9, offsets -1.2 to 0: a mean that is not zero.
 __global__ void fill_packed(uint32_t* pages, size_t words, int page_words, int code_words) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words; i += size_t(gridDim.x) * blockDim.x) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words;
+       i += size_t(gridDim.x) * blockDim.x) {
     const uint32_t r = hash(i);
     const __half2 pair = __floats2half2_rn(0.3f + 0.6f * (r & 1023) / 1024, -1.2f * (r >> 10 & 1023) / 1024);
     pages[i] = i % page_words < code_words ? r : *reinterpret_cast<const uint32_t*>(&pair);
@@ -73,7 +75,8 @@ __global__ void read_all(const uint4* x, size_t n, uint32_t* out) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
   size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
   for (; i + 3 * step < n; i += 4 * step) {
-    const uint4 a = __ldcs(x + i), b = __ldcs(x + i + step), c = __ldcs(x + i + 2 * step), d = __ldcs(x + i + 3 * step);
+    const uint4 a = __ldcs(x + i), b = __ldcs(x + i + step), c = __ldcs(x + i + 2 * step),
+                d = __ldcs(x + i + 3 * step);
     sum += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
   }
   if (sum == 0x12345678) *out = sum;
@@ -118,7 +121,8 @@ struct Bench {
     check(cudaMemset(x.get(), 1, x.size() * 16), "memset");
     double best = 1e9;
     for (const int blocks : {132 * 8, 132 * 16, 132 * 32})
-      best = std::min(best, timer.median([&] { read_all<<<blocks, 256>>>(x.get(), x.size(), out.get()); }, 7));
+      best =
+          std::min(best, timer.median([&] { read_all<<<blocks, 256>>>(x.get(), x.size(), out.get()); }, 7));
     read_bandwidth = static_cast<double>(x.size()) * 16 / best;
     std::printf("read bandwidth %.2f TB/s\n", read_bandwidth / 1e9);
   }
@@ -139,7 +143,8 @@ struct Bench {
     // slots in random order; a page that is not read is held nowhere
     std::vector<int32_t> order(n_packed), tables(2 * n_packed, -1);
     for (size_t i = 0; i < n_packed; i++) order[i] = static_cast<int32_t>(i);
-    for (size_t i = n_packed - 1; i > 0; i--) std::swap(order[i], order[(i * 2654435761ull + 12345) % (i + 1)]);
+    for (size_t i = n_packed - 1; i > 0; i--)
+      std::swap(order[i], order[(i * 2654435761ull + 12345) % (i + 1)]);
     for (int b = 0; b < batch; b++) {
       int32_t next = b * n_full;
       for (int p = 0; p < n_pages; p++) {
@@ -161,13 +166,25 @@ struct Bench {
     const int pairs = prompt_rows == 1 && q_per_kv <= 4 ? 4 : 8;
     const auto plan = cuda::plan_attend(views, shape, rule, pairs, 132);
     const Device<cuda::AttendTile> tiles(plan.tiles);
-    const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(plan, shape, pairs) / 4 * plan.split));
+    const Device<float> partials(
+        std::max<size_t>(1, cuda::partial_bytes(plan, shape, pairs) / 4 * plan.split));
     const Device<uint32_t> arrivals(plan.tiles.size() * n_kv_heads);
     check(cudaMemset(arrivals.get(), 0, arrivals.size() * 4), "memset");
-    cuda::AttendArgs args{q.get(), out.get(), tiles.get(), static_cast<int>(plan.tiles.size()), n_kv_heads, q_per_kv,
-                          d, d, {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
+    cuda::AttendArgs args{q.get(),
+                          out.get(),
+                          tiles.get(),
+                          static_cast<int>(plan.tiles.size()),
+                          n_kv_heads,
+                          q_per_kv,
+                          d,
+                          d,
+                          {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
                           {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()},
-                          1.0f / std::sqrt(static_cast<float>(d)), 0.0f, plan.split, plan.max_runs, partials.get(),
+                          1.0f / std::sqrt(static_cast<float>(d)),
+                          0.0f,
+                          plan.split,
+                          plan.max_runs,
+                          partials.get(),
                           arrivals.get()};
     check(cudaMemset(out.get(), 0xff, out.size() * 4), "memset");
     cuda::launch_attend(args, pairs, nullptr);
@@ -185,19 +202,23 @@ struct Bench {
       }
       return std::sqrt(difference / norm);
     }();
-    const double ms = timer.median([&] { cuda::launch_attend(args, pairs, nullptr); }, prompt_rows > 1 ? 5 : 21);
+    const double ms =
+        timer.median([&] { cuda::launch_attend(args, pairs, nullptr); }, prompt_rows > 1 ? 5 : 21);
     const double n_packed_read = std::max(0, n_pages - 1 - rule.recent_pages - rule.sink_pages);
     const double bytes = batch * (n_packed_read * layout.packed_page_bytes() +
                                   (n_pages - n_packed_read) * layout.full_page_bytes());
     const double flops = 4.0 * batch * prompt_rows * shape.n_heads * d * (tokens - prompt_rows / 2.0);
-    std::printf("attend int2 heads %dx%d d=%d B=%d T=%d rows=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, "
-                "%.0f TFLOP/s, error %.1e%s\n",
-                n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes / 1e9, bytes / ms / 1e9,
-                100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error, plan.split ? "" : " (one block a tile)");
+    std::printf(
+        "attend int2 heads %dx%d d=%d B=%d T=%d rows=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, "
+        "%.0f TFLOP/s, error %.1e%s\n",
+        n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes / 1e9, bytes / ms / 1e9,
+        100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error, plan.split ? "" : " (one block a tile)");
     if (json)
-      std::printf("{\"op\":\"attend\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,\"tokens\":%d,\"rows\":%d,"
-                  "\"ms\":%.5f,\"bytes\":%.0f,\"read_share\":%.4f,\"error\":%.3e}\n",
-                  n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes, bytes / ms / read_bandwidth, error);
+      std::printf(
+          "{\"op\":\"attend\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,\"tokens\":%d,\"rows\":%"
+          "d,"
+          "\"ms\":%.5f,\"bytes\":%.0f,\"read_share\":%.4f,\"error\":%.3e}\n",
+          n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes, bytes / ms / read_bandwidth, error);
     std::fflush(stdout);
   }
 
@@ -213,10 +234,12 @@ struct Bench {
     const cuda::Pool from{full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
         to{packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()};
     const double ms = timer.median(
-        [&] { cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, 3, nullptr); }, 7);
+        [&] { cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, 3, nullptr); },
+        7);
     const double bytes = static_cast<double>(full.size() + packed.size());
-    std::printf("demote round heads %d d=%d B=%d T=%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n", n_kv_heads, d,
-                batch, tokens, ms, bytes / 1e9, bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);
+    std::printf("demote round heads %d d=%d B=%d T=%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n",
+                n_kv_heads, d, batch, tokens, ms, bytes / 1e9, bytes / ms / 1e9,
+                100 * bytes / ms / read_bandwidth);
     std::fflush(stdout);
   }
 };

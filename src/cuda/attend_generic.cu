@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention for the head dims and groups that attend.cu has no tiles for: one block per query and head walks all
-// pages in order, f32 arithmetic, packed pages canonical. Right and invariant; slow, and it splits nothing.
+// Attention for the head dims and groups that attend.cu has no tiles for: one block per query and head walks
+// all pages in order, f32 arithmetic, packed pages canonical. Right and invariant; slow, and it splits
+// nothing.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -44,8 +45,10 @@ __global__ void __launch_bounds__(kThreads) attend_generic_kernel(const AttendAr
   const AttendTile tile = args.tiles[blockIdx.x];
   const int kv_head = blockIdx.y, pair = blockIdx.z, d = args.head_dim;
   if (pair >= tile.n_queries * tile.n_heads) return;
-  const int query = pair / tile.n_heads, head = kv_head * args.q_per_kv + tile.first_head + pair % tile.n_heads;
-  const size_t at = (static_cast<size_t>(tile.first_row + query) * args.n_kv_heads * args.q_per_kv + head) * d;
+  const int query = pair / tile.n_heads,
+            head = kv_head * args.q_per_kv + tile.first_head + pair % tile.n_heads;
+  const size_t at =
+      (static_cast<size_t>(tile.first_row + query) * args.n_kv_heads * args.q_per_kv + head) * d;
   __shared__ float q[512], weights[kPage], halves[kPage];
   for (int i = threadIdx.x; i < d; i += kThreads) q[i] = args.q[at + i];
   __syncthreads();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts the queries of a call into the tiles of kernels.h and says whether runs of pages go to blocks of their own.
-// Host only; neither changes a bit of the result.
+// Cuts the queries of a call into the tiles of kernels.h and says whether runs of pages go to blocks of their
+// own. Host only; neither changes a bit of the result.
 #pragma once
 
 #include <span>
@@ -20,7 +20,8 @@ struct AttendPlan {
 /// Memory that a plan's partial results may take.
 inline constexpr size_t kMaxPartialBytes = size_t{128} << 20;
 
-/// `pairs`: query and head pairs of a tile at most. A tile crosses neither a page nor the sequence's full_until.
+/// `pairs`: query and head pairs of a tile at most. A tile crosses neither a page nor the sequence's
+/// full_until.
 AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& shape, const Visibility& rule,
                        int pairs, int n_multiprocessors);
 

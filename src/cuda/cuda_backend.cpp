@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// make_cuda_backend: arguments of the ops checked, planned and sent to the kernels of kernels.h. Nothing here waits
-// for the device but download, sync, the page converters, and a scratch buffer that grows.
+// make_cuda_backend: arguments of the ops checked, planned and sent to the kernels of kernels.h. Nothing here
+// waits for the device but download, sync, the page converters, and a scratch buffer that grows.
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
@@ -37,9 +37,10 @@ DeviceInfo open(int device) {
     throw_error(ErrorCode::Unsupported, "no NVIDIA GPU is usable here ({}); use --device cpu",
                 driver == 0 ? "no driver is loaded" : cudaGetErrorString(status));
   if (status == cudaErrorInsufficientDriver)
-    throw_error(ErrorCode::Unsupported,
-                "the NVIDIA driver supports CUDA {}, this build needs {}; update the driver or use --device cpu",
-                version(driver), version(runtime));
+    throw_error(
+        ErrorCode::Unsupported,
+        "the NVIDIA driver supports CUDA {}, this build needs {}; update the driver or use --device cpu",
+        version(driver), version(runtime));
   check(status, "cudaGetDeviceCount");
   if (device < 0 || device >= n_devices)
     throw_error(ErrorCode::BadArgument, "device cuda:{} is not here; there are cuda:0 to cuda:{}", device,
@@ -76,20 +77,27 @@ const DenseLinear& dense(const Linear& weights) {
 
 void check_head_dim(int head_dim) {
   if (head_dim % 16 != 0 || head_dim > 512)
-    throw_error(ErrorCode::Unsupported,
-                "head_dim {} is not supported on CUDA; supported are multiples of 16 up to 512, with fast attention "
-                "for 64 and 128",
-                head_dim);
+    throw_error(
+        ErrorCode::Unsupported,
+        "head_dim {} is not supported on CUDA; supported are multiples of 16 up to 512, with fast attention "
+        "for 64 and 128",
+        head_dim);
 }
 
 FeedbackCoder feedback_coder(const Coder& coder, int head_dim, bool is_v) {
   static_assert(FeedbackSearch::kMaxSteps == std::extent_v<decltype(FeedbackCoder::steps)>);
   if (head_dim > 256 || coder.group % 8 != 0)
-    throw_error(ErrorCode::Unsupported,
-                "coder 'feedback' on CUDA has head_dim up to 256 and groups of a multiple of 8, found {} and {}",
-                head_dim, coder.group);
-  FeedbackCoder out{coder.tables.f, coder.tables.weight, coder.tables.ones, {}, coder.search.n_steps,
-                    coder.search.refits, is_v};
+    throw_error(
+        ErrorCode::Unsupported,
+        "coder 'feedback' on CUDA has head_dim up to 256 and groups of a multiple of 8, found {} and {}",
+        head_dim, coder.group);
+  FeedbackCoder out{coder.tables.f,
+                    coder.tables.weight,
+                    coder.tables.ones,
+                    {},
+                    coder.search.n_steps,
+                    coder.search.refits,
+                    is_v};
   std::copy(coder.search.steps, coder.search.steps + FeedbackSearch::kMaxSteps, out.steps);
   return out;
 }
@@ -123,6 +131,13 @@ class CudaBackend final : public Backend {
   }
   void copy(void* to, const void* from, size_t bytes) override {
     if (bytes) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
+  }
+  void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
+                 int n_rows) override {
+    if (row_bytes == 0 || n_rows == 0) return;
+    check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, static_cast<size_t>(n_rows),
+                            cudaMemcpyDeviceToDevice, stream_),
+          "copy_rows");
   }
   void sync() override { check(cudaStreamSynchronize(stream_), "an op enqueued before"); }
 
@@ -173,7 +188,8 @@ class CudaBackend final : public Backend {
     check_head_dim(shape.head_dim);
     std::vector<AppendRow> rows;
     for (const SequenceView& s : p.sequences) {
-      KV2_CHECK(s.first_row == static_cast<int>(rows.size()) || s.n_rows == 0, "rows of a sequence out of order");
+      KV2_CHECK(s.first_row == static_cast<int>(rows.size()) || s.n_rows == 0,
+                "rows of a sequence out of order");
       for (int i = 0; i < s.n_rows; i++) rows.push_back({s.full_pages, s.first_pos + i});
     }
     if (rows.empty()) return;
@@ -272,7 +288,8 @@ class CudaBackend final : public Backend {
 
  private:
   static Pool full_pool(const KvView& kv, int layer) {
-    return {kv.full + kv.layout.full_offset(layer, 0), kv.layout.full_page_bytes(), kv.layout.full_head_bytes()};
+    return {kv.full + kv.layout.full_offset(layer, 0), kv.layout.full_page_bytes(),
+            kv.layout.full_head_bytes()};
   }
   static Pool packed_pool(const KvView& kv, int layer) {
     if (kv.layout.codec == CodecId::None) return {};

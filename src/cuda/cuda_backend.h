@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend: own kernels for pages and rows, cuBLASLt for linears, one stream of one device. Tables of pages
-// (SequenceView) are device memory here.
+// The CUDA backend: own kernels for pages and rows, cuBLASLt for linears, one stream of one device. Tables of
+// pages (SequenceView) are device memory here.
 #pragma once
 
 #include <memory>

@@ -19,6 +19,8 @@ inline void check(cublasStatus_t status, const char* what) {
     throw_error(ErrorCode::Io, "cuBLAS: {} failed: {}", what, cublasLtGetStatusString(status));
 }
 /// After a kernel's launch.
-inline void check_launch(const char* op) { check(cudaGetLastError(), op); }
+inline void check_launch(const char* op) {
+  check(cudaGetLastError(), op);
+}
 
 }  // namespace kv2::cuda

@@ -23,7 +23,9 @@ void* allocate_device(size_t bytes) {
   return memory;
 }
 
-Buffer::~Buffer() { cudaFree(memory_); }
+Buffer::~Buffer() {
+  cudaFree(memory_);
+}
 
 void* Buffer::reserve(size_t bytes) {
   if (bytes <= bytes_) return memory_;
@@ -66,8 +68,8 @@ void Staging::enter_next_segment() {
   check(cudaEventRecord(left_[segment_ % kSegments], stream_), "cudaEventRecord");
   segment_++;
   used_ = 0;
-  // This memory was segment n-4; put_bytes hands its pointers out until n-3 is left, and a kernel that takes such a
-  // pointer together with one of n-2 is enqueued before n-2 is left.
+  // This memory was segment n-4; put_bytes hands its pointers out until n-3 is left, and a kernel that takes
+  // such a pointer together with one of n-2 is enqueued before n-2 is left.
   if (segment_ >= 2) check(cudaEventSynchronize(left_[(segment_ + 2) % kSegments]), "cudaEventSynchronize");
 }
 

@@ -33,8 +33,8 @@ class Buffer {
 };
 
 /// A ring of pinned host memory with its twin on the device. put() copies host values in and enqueues their
-/// transfer; the pointer is good for kernels enqueued before the ring has gone round. What was put under the same
-/// key and has not changed is not sent again: all layers of a step ask for the same positions and plans.
+/// transfer; the pointer is good for kernels enqueued before the ring has gone round. What was put under the
+/// same key and has not changed is not sent again: all layers of a step ask for the same positions and plans.
 class Staging {
  public:
   enum class Key { Tokens, Positions, Frequencies, Append, Demote, Attend, kCount };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Coder `feedback`: the specification of quant/feedback/feedback.cpp with 2 bits and a stored offset, bit for bit; a
-// thread to a vector, a block to K or V of one head page. Compiled with -fmad=false: fma only where it is written.
-// A sweep over channels takes eight of them at a time, each still summed in the order of the channels before it.
+// Coder `feedback`: the specification of quant/feedback/feedback.cpp with 2 bits and a stored offset, bit for
+// bit; a thread to a vector, a block to K or V of one head page. Compiled with -fmad=false: fma only where it
+// is written. A sweep over channels takes eight of them at a time, each still summed in the order of the
+// channels before it.
 #include <cuda_fp16.h>
 
 #include "cuda/fragment.h"
@@ -17,8 +18,12 @@ __device__ float half_within(float x, float low, float high) {
   const float clamped = x > low ? (x < high ? x : high) : low;
   return __half2float(__float2half_rn(clamped));
 }
-__device__ float half_scale(float x) { return half_within(x, 0x1p-24f, 65504.0f); }
-__device__ float half_offset(float x) { return half_within(x, -65504.0f, 65504.0f); }
+__device__ float half_scale(float x) {
+  return half_within(x, 0x1p-24f, 65504.0f);
+}
+__device__ float half_offset(float x) {
+  return half_within(x, -65504.0f, 65504.0f);
+}
 
 struct Fit {
   float s[kMaxGroups], o[kMaxGroups];
@@ -26,15 +31,15 @@ struct Fit {
 
 /// Shared memory of a block, token innermost.
 struct Columns {
-  float *r, *t;     // [d][64]
-  uint16_t* y;      // [d][64] bf16
-  uint8_t* codes;   // [2][d][64]
+  float *r, *t;    // [d][64]
+  uint16_t* y;     // [d][64] bf16
+  uint8_t* codes;  // [2][d][64]
 };
 
 class VectorCoder {
  public:
-  __device__ VectorCoder(const Columns& columns, const FeedbackCoder& coder, const float* f, const float* weight,
-                         const float* ones, int d, int group)
+  __device__ VectorCoder(const Columns& columns, const FeedbackCoder& coder, const float* f,
+                         const float* weight, const float* ones, int d, int group)
       : m_(columns), coder_(coder), f_(f), weight_(weight), ones_(ones), d_(d), group_(group) {}
 
   /// Leaves the best codes in columns.codes[best buffer].
@@ -184,8 +189,9 @@ __device__ uint16_t finite_bits(uint16_t x) {
   return static_cast<uint16_t>((x & 0x8000) | (magnitude > 0x7f7f ? 0x7f7f : magnitude));
 }
 
-__global__ void __launch_bounds__(kPage) demote_feedback_kernel(Pool full, Pool packed, const DemotePage* pages,
-                                                                int d, int group, FeedbackCoder coder) {
+__global__ void __launch_bounds__(kPage)
+    demote_feedback_kernel(Pool full, Pool packed, const DemotePage* pages, int d, int group,
+                           FeedbackCoder coder) {
   extern __shared__ __align__(16) char shared[];
   const int head = blockIdx.y, n_groups = d / group, token = threadIdx.x;
   Columns m;
@@ -196,7 +202,8 @@ __global__ void __launch_bounds__(kPage) demote_feedback_kernel(Pool full, Pool 
   uint8_t* best_codes = m.codes;  // [d][64] once every thread has chosen
 
   const DemotePage page = pages[blockIdx.x];
-  const auto* from = reinterpret_cast<const uint16_t*>(full.head(page.full, head)) + (coder.is_v ? kPage * d : 0);
+  const auto* from =
+      reinterpret_cast<const uint16_t*>(full.head(page.full, head)) + (coder.is_v ? kPage * d : 0);
   for (int i = threadIdx.x; i < kPage * d; i += kPage) {
     const int row = i / d, c = i % d;
     m.y[c * kPage + row] = finite_bits(from[coder.is_v ? full_v_at(d, row, c) : full_k_at(d, row, c)]);
@@ -204,7 +211,8 @@ __global__ void __launch_bounds__(kPage) demote_feedback_kernel(Pool full, Pool 
   __syncthreads();
 
   const size_t h = head;
-  VectorCoder vector(m, coder, coder.f + h * d * d, coder.weight + h * d, coder.ones + h * n_groups * d, d, group);
+  VectorCoder vector(m, coder, coder.f + h * d * d, coder.weight + h * d, coder.ones + h * n_groups * d, d,
+                     group);
   Fit best;
   const int buffer = vector.run(best);
   if (buffer == 1)
@@ -226,7 +234,8 @@ __global__ void __launch_bounds__(kPage) demote_feedback_kernel(Pool full, Pool 
       for (int f = 0; f < 8; f++)
         for (int x = 0; x < 2; x++) {
           const int tile = (set * tiles_per_word + f / steps) * 16, step = f % steps * 16;
-          const int at = coder.is_v ? tile + column + x : tile + row, c = coder.is_v ? step + row : step + column + x;
+          const int at = coder.is_v ? tile + column + x : tile + row,
+                    c = coder.is_v ? step + row : step + column + x;
           out |= static_cast<uint32_t>(best_codes[c * kPage + at]) << (2 * f + 16 * x);
         }
     } else {
@@ -244,8 +253,8 @@ void launch_demote_feedback(Pool full, Pool packed, const DemotePage* pages, int
                             int head_dim, int group, const FeedbackCoder& coder, cudaStream_t stream) {
   const int shared = kPage * head_dim * (4 + 4 + 2 + 2);
   cudaFuncSetAttribute(demote_feedback_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  demote_feedback_kernel<<<dim3(n_pages, n_kv_heads), kPage, shared, stream>>>(full, packed, pages, head_dim, group,
-                                                                               coder);
+  demote_feedback_kernel<<<dim3(n_pages, n_kv_heads), kPage, shared, stream>>>(full, packed, pages, head_dim,
+                                                                               group, coder);
 }
 
 }  // namespace kv2::cuda

@@ -7,11 +7,12 @@
 //   columns    2t, 2t+1  2t, 2t+1    2t+8, +9  2t+8, +9
 //
 //   full head page    K [4 token tiles][d/16][32 lanes][4 words], then V the same: 16 bytes a lane, coalesced
-//   packed head page  codes [4/tiles a word][32 lanes][4 words], K then V, then canonical params; a word holds
+//   packed head page  codes [4/tiles a word][32 lanes][4 words], K then V, then canonical params; a word
+//   holds
 //                     the same register of 8 fragments: fragment f in bits 2f and 2f + 16
 //
-// Sizes are those of the canonical form. Full pages are in this order where d is a multiple of 16, packed ones
-// where also d is 64 or 128 and its own group; everything else is canonical. Host and device code.
+// Sizes are those of the canonical form. Full pages are in this order where d is a multiple of 16, packed
+// ones where also d is 64 or 128 and its own group; everything else is canonical. Host and device code.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,12 @@
 
 namespace kv2::cuda {
 
-KV2_BOTH bool fragments_full(int d) { return d % 16 == 0; }
-KV2_BOTH bool fragments_packed(int d, int group) { return (d == 64 || d == 128) && group == d; }
+KV2_BOTH bool fragments_full(int d) {
+  return d % 16 == 0;
+}
+KV2_BOTH bool fragments_packed(int d, int group) {
+  return (d == 64 || d == 128) && group == d;
+}
 
 /// Where (row, column) of a 16 × 16 fragment stands, in halves: (lane·4 + register)·2 + half.
 KV2_BOTH int fragment_at(int row, int column) {

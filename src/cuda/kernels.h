@@ -45,8 +45,8 @@ struct AppendRow {
   const int32_t* full_pages;
   int64_t pos;
 };
-void launch_append(const float* k, const float* v, Pool full, const AppendRow* rows, int n_rows, int n_kv_heads,
-                   int head_dim, cudaStream_t stream);
+void launch_append(const float* k, const float* v, Pool full, const AppendRow* rows, int n_rows,
+                   int n_kv_heads, int head_dim, cudaStream_t stream);
 
 struct DemotePage {
   int32_t full, packed;

@@ -52,14 +52,15 @@ struct Product {
 
 template <class T>
 void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, T value) {
-  check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)), "cublasLt preference");
+  check(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+        "cublasLt preference");
 }
 
 bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
   int32_t parts = 1;
   size_t written = 0;
-  check(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof(parts),
-                                             &written),
+  check(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts,
+                                             sizeof(parts), &written),
         "cublasLtMatmulAlgoConfigGetAttribute");
   return parts > 1;
 }
@@ -69,8 +70,8 @@ bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
 DenseLinear::DenseLinear(const LinearSource& source, bool bf16)
     : n_in_(source.n_in), n_out_(source.n_out), padded_((source.n_in + 7) / 8 * 8), bf16_(bf16) {
   KV2_CHECK(n_in_ > 0 && n_out_ > 0 && source.fill, "a linear of {} by {}", n_in_, n_out_);
-  KV2_CHECK(source.bias.empty() || source.bias.size() == static_cast<size_t>(n_out_), "bias of {} for {} outputs",
-            source.bias.size(), n_out_);
+  KV2_CHECK(source.bias.empty() || source.bias.size() == static_cast<size_t>(n_out_),
+            "bias of {} for {} outputs", source.bias.size(), n_out_);
   const size_t row_bytes = static_cast<size_t>(padded_) * (bf16 ? sizeof(kv2::bf16) : sizeof(float));
   data_ = weights_.reserve(row_bytes * n_out_);
   const int tile = std::clamp(static_cast<int>((size_t{16} << 20) / row_bytes), 1, n_out_);
@@ -83,7 +84,8 @@ DenseLinear::DenseLinear(const LinearSource& source, bool bf16)
       const float* from = rows.data() + static_cast<size_t>(r) * n_in_;
       std::byte* to = packed.data() + row_bytes * r;
       if (bf16)
-        std::transform(from, from + n_in_, reinterpret_cast<kv2::bf16*>(to), [](float x) { return to_bf16(x); });
+        std::transform(from, from + n_in_, reinterpret_cast<kv2::bf16*>(to),
+                       [](float x) { return to_bf16(x); });
       else
         std::copy(from, from + n_in_, reinterpret_cast<float*>(to));
     }
@@ -105,7 +107,9 @@ Linears::Linears(cudaStream_t stream, bool bf16) : stream_(stream), bf16_(bf16) 
   workspace_.reserve(kWorkspace);
 }
 
-Linears::~Linears() { cublasLtDestroy(handle_); }
+Linears::~Linears() {
+  cublasLtDestroy(handle_);
+}
 
 size_t Linears::scratch_bytes(int n_rows, int max_width) const {
   return kWorkspace + static_cast<size_t>(n_rows) * ((max_width + 7) / 8 * 8) * (bf16_ ? 2 : 4);
@@ -126,8 +130,8 @@ const cublasLtMatmulAlgo_t& Linears::algorithm(const DenseLinear& weights, cubla
   cublasLtMatmulHeuristicResult_t found[32];
   int n_found = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle_, choice.operation, choice.weights, choice.in, choice.out, choice.out,
-                                     preference, std::size(found), found, &n_found);
+      cublasLtMatmulAlgoGetHeuristic(handle_, choice.operation, choice.weights, choice.in, choice.out,
+                                     choice.out, preference, std::size(found), found, &n_found);
   cublasLtMatmulPreferenceDestroy(preference);
   check(status, "cublasLtMatmulAlgoGetHeuristic");
   for (int i = 0; i < n_found; i++) {
@@ -151,8 +155,8 @@ void Linears::multiply(const DenseLinear& weights, const LinearParams& p) {
   }
   const Product product(weights, p.n_rows);
   const float one = 1.0f, beta = p.accumulate == Accumulate::Yes ? 1.0f : 0.0f;
-  check(cublasLtMatmul(handle_, product.operation, &one, weights.weights(), product.weights, in, product.in, &beta,
-                       p.out, product.out, p.out, product.out, &algorithm(weights, product.operation),
+  check(cublasLtMatmul(handle_, product.operation, &one, weights.weights(), product.weights, in, product.in,
+                       &beta, p.out, product.out, p.out, product.out, &algorithm(weights, product.operation),
                        workspace_.reserve(kWorkspace), kWorkspace, stream_),
         "cublasLtMatmul");
 }

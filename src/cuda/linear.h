@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linears of the CUDA backend: weights in bf16 (or f32), rows padded to 16 bytes, multiplied by cuBLASLt with f32
-// accumulation and output. One algorithm per shape of weights, without split-K, chosen once and used for every
-// number of rows: a row's bits must not depend on the batch it comes in.
+// Linears of the CUDA backend: weights in bf16 (or f32), rows padded to 16 bytes, multiplied by cuBLASLt with
+// f32 accumulation and output. One algorithm per shape of weights, without split-K, chosen once and used for
+// every number of rows: a row's bits must not depend on the batch it comes in.
 #pragma once
 
 #include <cublasLt.h>

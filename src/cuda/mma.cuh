@@ -8,8 +8,8 @@
 
 namespace kv2::cuda {
 
-/// c += A·B, m16n8k16, f32 accumulators. A as in fragment.h; B: lane (g, t) holds rows 2t, 2t+1 and 2t+8, 2t+9 of
-/// column g; C: rows g, g, g+8, g+8 of columns 2t, 2t+1, 2t, 2t+1.
+/// c += A·B, m16n8k16, f32 accumulators. A as in fragment.h; B: lane (g, t) holds rows 2t, 2t+1 and 2t+8,
+/// 2t+9 of column g; C: rows g, g, g+8, g+8 of columns 2t, 2t+1, 2t, 2t+1.
 __device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                         uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -38,8 +38,9 @@ __device__ __forceinline__ float exp2_fast(float x) {  // relative error 2^-22
   return r;
 }
 
-/// Two codes as halves: code·4^e(F)·2^-24, F-th field of a packed word. A subnormal's leading zeros cost the tensor
-/// core bits of alignment (measured: fields left at bit 0 give 14 bits of product), so fields move to bits 4 to 9.
+/// Two codes as halves: code·4^e(F)·2^-24, F-th field of a packed word. A subnormal's leading zeros cost the
+/// tensor core bits of alignment (measured: fields left at bit 0 give 14 bits of product), so fields move to
+/// bits 4 to 9.
 template <int F>
 __device__ __forceinline__ uint32_t field(uint32_t w) {
   if constexpr (F < 3)
@@ -50,10 +51,14 @@ __device__ __forceinline__ uint32_t field(uint32_t w) {
     return (w >> 6) & (0x00030003u << (2 * F - 6));
 }
 /// e(F)
-__host__ __device__ constexpr int field_exponent(int f) { return f < 3 ? f + 2 : f < 5 ? f : f - 3; }
+__host__ __device__ constexpr int field_exponent(int f) {
+  return f < 3 ? f + 2 : f < 5 ? f : f - 3;
+}
 
 /// 2^e, e in [-126, 127].
-__device__ __forceinline__ float pow2(int e) { return __int_as_float((e + 127) << 23); }
+__device__ __forceinline__ float pow2(int e) {
+  return __int_as_float((e + 127) << 23);
+}
 
 // ---- one warp's copies of whole packed pages from global to shared memory
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -72,12 +77,14 @@ __device__ __forceinline__ void fence_generic_before_async() {
 }
 /// By one lane.
 __device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(bar)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(bar)),
+               "r"(bytes)
                : "memory");
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(bar))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(bar))
+      : "memory");
 }
 __device__ __forceinline__ void wait_page(uint64_t* bar, uint32_t parity) {
   asm volatile(

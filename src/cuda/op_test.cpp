@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every op case and every invariance case of src/ops on the CUDA backend, and the page converters. Needs a GPU:
-// where there is none, the tests say so and are skipped by name.
+// Every op case and every invariance case of src/ops on the CUDA backend, and the page converters. Needs a
+// GPU: where there is none, the tests say so and are skipped by name.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -17,8 +17,8 @@
 namespace kv2 {
 namespace {
 
-/// The cases keep tables of pages in host memory; a GPU backend reads them on the device, where the cache puts
-/// them. Everything else goes straight through.
+/// The cases keep tables of pages in host memory; a GPU backend reads them on the device, where the cache
+/// puts them. Everything else goes straight through.
 class TablesOnDevice final : public Backend {
  public:
   explicit TablesOnDevice(std::unique_ptr<Backend> backend) : b_(std::move(backend)) {}
@@ -55,8 +55,12 @@ class TablesOnDevice final : public Backend {
     b_->attend(on_device);
     b_->sync();
   }
-  void export_full(const void* page, int d, std::span<std::byte> out) override { b_->export_full(page, d, out); }
-  void import_full(void* page, int d, std::span<const std::byte> in) override { b_->import_full(page, d, in); }
+  void export_full(const void* page, int d, std::span<std::byte> out) override {
+    b_->export_full(page, d, out);
+  }
+  void import_full(void* page, int d, std::span<const std::byte> in) override {
+    b_->import_full(page, d, in);
+  }
   void export_packed(const void* page, const Int2Layout& l, std::span<std::byte> out) override {
     b_->export_packed(page, l, out);
   }
@@ -120,7 +124,8 @@ TEST_P(CudaOp, AgreesWithTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CudaOp, testing::ValuesIn(op_names()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, CudaOp, testing::ValuesIn(op_names()),
+                         [](const auto& info) { return info.param; });
 
 class CudaInvariance : public testing::TestWithParam<std::string> {};
 
@@ -168,7 +173,8 @@ void check_feedback(Backend& backend, const FeedbackCase& c) {
     std::copy(steps, steps + c.n_steps, coder.search.steps);
     coder.search.n_steps = c.n_steps;
     coder.search.refits = c.refits;
-    for (const auto* values : {&t.f, &t.weight, &t.ones}) device.push_back(cases::on_device(backend, *values));
+    for (const auto* values : {&t.f, &t.weight, &t.ones})
+      device.push_back(cases::on_device(backend, *values));
     coder.tables = {device[device.size() - 3].data(), device[device.size() - 2].data(), device.back().data()};
   }
   std::vector<std::vector<std::byte>> rows;
@@ -181,7 +187,8 @@ void check_feedback(Backend& backend, const FeedbackCase& c) {
       for (int i = 0; i < 2 * kPageTokens * c.d; i++) x[i] = to_bf16(random.normal(0.4f, 1.0f));
       for (int i = 0; i < c.d; i++) x[5 * c.d + i] = to_bf16(0.75f), x[9 * c.d + i] = {0};
       x[7 * c.d + 3] = to_bf16(3e38f), x[8 * c.d + 1] = to_bf16(NAN), x[11 * c.d] = to_bf16(-1e-30f);
-      backend.import_full(full.data() + page * layout.full_page_bytes() + layout.full_offset(0, h), c.d, bytes);
+      backend.import_full(full.data() + page * layout.full_page_bytes() + layout.full_offset(0, h), c.d,
+                          bytes);
     }
   }
   const KvView view{layout, full.data(), packed.data(), {}};
@@ -199,8 +206,10 @@ void check_feedback(Backend& backend, const FeedbackCase& c) {
         coder.tables = {host[side].f.data(), host[side].weight.data(), host[side].ones.data()};
         int2::encode_head_reference(
             x + side * kPageTokens * c.d, c.d, c.d, coder, h,
-            reinterpret_cast<uint8_t*>(want.data() + (side ? packed_layout.v_codes() : packed_layout.k_codes())),
-            reinterpret_cast<fp16*>(want.data() + (side ? packed_layout.v_params() : packed_layout.k_params())));
+            reinterpret_cast<uint8_t*>(want.data() +
+                                       (side ? packed_layout.v_codes() : packed_layout.k_codes())),
+            reinterpret_cast<fp16*>(want.data() +
+                                    (side ? packed_layout.v_params() : packed_layout.k_params())));
       }
       EXPECT_TRUE(got == want) << "d=" << c.d << " group=" << c.group << " steps=" << c.n_steps
                                << " refits=" << c.refits << " page " << page << " head " << h;
@@ -210,8 +219,14 @@ void check_feedback(Backend& backend, const FeedbackCase& c) {
 TEST(CudaFeedback, BitsAreThoseOfTheSpecification) {
   const auto backend = make_backend(LinearPrecision::Auto);
   if (!backend) GTEST_SKIP() << "no GPU";
-  for (const FeedbackCase& c : {FeedbackCase{128, 128, 3, 1}, {64, 64, 3, 1}, {128, 128, 1, 0}, {128, 128, 4, 2},
-                                {64, 16, 2, 1}, {80, 80, 3, 1}, {96, 48, 2, 2}, {256, 128, 3, 1}})
+  for (const FeedbackCase& c : {FeedbackCase{128, 128, 3, 1},
+                                {64, 64, 3, 1},
+                                {128, 128, 1, 0},
+                                {128, 128, 4, 2},
+                                {64, 16, 2, 1},
+                                {80, 80, 3, 1},
+                                {96, 48, 2, 2},
+                                {256, 128, 3, 1}})
     check_feedback(*backend, c);
 }
 

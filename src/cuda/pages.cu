@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// append and demote (coder `round`). demote is the specification of quant/int2/int2.cpp, bit for bit: this file is
-// compiled with -fmad=false, divisions are IEEE, roundings to nearest even, and nothing is flushed to zero.
+// append and demote (coder `round`). demote is the specification of quant/int2/int2.cpp, bit for bit: this
+// file is compiled with -fmad=false, divisions are IEEE, roundings to nearest even, and nothing is flushed to
+// zero.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -19,8 +20,8 @@ __device__ uint16_t to_bf16_bits(float x) {
   return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
-__global__ void append_kernel(const float* k, const float* v, Pool full, const AppendRow* rows, int n_kv_heads,
-                              int d) {
+__global__ void append_kernel(const float* k, const float* v, Pool full, const AppendRow* rows,
+                              int n_kv_heads, int d) {
   const AppendRow row = rows[blockIdx.x];
   const int32_t slot = row.full_pages[row.pos / kPage];
   const int token = static_cast<int>(row.pos % kPage);
@@ -42,9 +43,12 @@ __device__ uint16_t finite_bits(uint16_t x) {
   if (magnitude > 0x7f80) return 0;
   return static_cast<uint16_t>((x & 0x8000) | (magnitude > 0x7f7f ? 0x7f7f : magnitude));
 }
-__device__ float widen(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
+__device__ float widen(uint16_t bits) {
+  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
 
-/// Element `index` of |x| ascending: magnitudes of bf16 order as integers, so 15 halvings of their range find it.
+/// Element `index` of |x| ascending: magnitudes of bf16 order as integers, so 15 halvings of their range find
+/// it.
 __device__ uint16_t order_statistic(const uint16_t* row, int d, int index, int lane) {
   uint32_t low = 0;  // smallest t with more than `index` elements <= t
   for (uint32_t bit = 0x4000; bit; bit >>= 1) {
@@ -87,7 +91,8 @@ __device__ Scaled scale_group(const uint16_t* x, int group, __half2* pair) {
 __device__ void load_rows(const uint16_t* from, uint16_t* rows, int d, int stride, bool is_v) {
   const auto* words = reinterpret_cast<const uint32_t*>(from);
   if (!fragments_full(d)) {
-    for (int i = threadIdx.x; i < kPage * d; i += kThreads) rows[i / d * stride + i % d] = finite_bits(from[i]);
+    for (int i = threadIdx.x; i < kPage * d; i += kThreads)
+      rows[i / d * stride + i % d] = finite_bits(from[i]);
     return;
   }
   for (int i = threadIdx.x; i < kPage * d / 2; i += kThreads) {
@@ -97,7 +102,8 @@ __device__ void load_rows(const uint16_t* from, uint16_t* rows, int d, int strid
     const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int token = tile * 16 + (is_v ? column + h : row), channel = step * 16 + (is_v ? row : column + h);
+      const int token = tile * 16 + (is_v ? column + h : row),
+                channel = step * 16 + (is_v ? row : column + h);
       rows[token * stride + channel] = finite_bits(static_cast<uint16_t>(word >> (16 * h)));
     }
   }
@@ -134,7 +140,8 @@ __device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, int d,
   for (int f = 0; f < 8; f++) {
     const int tile = set * tiles_per_word + f / steps, step = f % steps;
     for (int h = 0; h < 2; h++) {
-      const int token = tile * 16 + (is_v ? column + h : row), channel = step * 16 + (is_v ? row : column + h);
+      const int token = tile * 16 + (is_v ? column + h : row),
+                channel = step * 16 + (is_v ? row : column + h);
       out |= static_cast<uint32_t>(code_of(widen(rows[token * stride + channel]), scaled[token]))
              << (2 * f + 16 * h);
     }
@@ -142,8 +149,9 @@ __device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, int d,
   return out;
 }
 
-__global__ void __launch_bounds__(kThreads) demote_kernel(Pool full, Pool packed, const DemotePage* pages, int d,
-                                                          int group, int clip_k, int clip_v, int first_side) {
+__global__ void __launch_bounds__(kThreads)
+    demote_kernel(Pool full, Pool packed, const DemotePage* pages, int d, int group, int clip_k, int clip_v,
+                  int first_side) {
   extern __shared__ char shared[];
   const bool is_v = first_side + blockIdx.z;
   const int head = blockIdx.y, n_groups = d / group, stride = d + 2;
@@ -173,8 +181,8 @@ __global__ void __launch_bounds__(kThreads) demote_kernel(Pool full, Pool packed
 
 }  // namespace
 
-void launch_append(const float* k, const float* v, Pool full, const AppendRow* rows, int n_rows, int n_kv_heads,
-                   int head_dim, cudaStream_t stream) {
+void launch_append(const float* k, const float* v, Pool full, const AppendRow* rows, int n_rows,
+                   int n_kv_heads, int head_dim, cudaStream_t stream) {
   append_kernel<<<n_rows, 256, 0, stream>>>(k, v, full, rows, n_kv_heads, head_dim);
 }
 
@@ -183,7 +191,8 @@ void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages,
   const size_t shared = (kPage * (head_dim + 2) * 2 + 15) / 16 * 16 +
                         static_cast<size_t>(kPage) * (head_dim / group) * sizeof(Scaled);
   if (shared > 48 * 1024)
-    cudaFuncSetAttribute(demote_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    cudaFuncSetAttribute(demote_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         static_cast<int>(shared));
   demote_kernel<<<dim3(n_pages, n_kv_heads, sides == 3 ? 2 : 1), kThreads, shared, stream>>>(
       full, packed, pages, head_dim, group, clip_k, clip_v, sides == 2);
 }

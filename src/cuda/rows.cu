@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the ops on rows: embed, rms_norm, rope, swiglu, and the rounding of a linear's inputs. One block to
-// a row, so that a row's bits do not depend on the batch.
+// Kernels of the ops on rows: embed, rms_norm, rope, swiglu, and the rounding of a linear's inputs. One block
+// to a row, so that a row's bits do not depend on the batch.
 #include <cuda_bf16.h>
 
 #include "cuda/kernels.h"
@@ -11,7 +11,8 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T>
-__global__ void embed_kernel(const T* table, size_t row_stride, int width, const int32_t* tokens, float* out) {
+__global__ void embed_kernel(const T* table, size_t row_stride, int width, const int32_t* tokens,
+                             float* out) {
   const T* from = table + static_cast<size_t>(tokens[blockIdx.x]) * row_stride;
   float* to = out + static_cast<size_t>(blockIdx.x) * width;
   for (int i = threadIdx.x; i < width; i += kThreads) to[i] = static_cast<float>(from[i]);
@@ -105,8 +106,8 @@ void launch_embed(const void* table, bool is_bf16, size_t row_stride, int width,
 void launch_rms_norm(const float* in, const float* weight, float* out, int n_rows, int width, float epsilon,
                      cudaStream_t stream) {
   const int per_block = width <= 256 ? kThreads / 32 : 1;
-  rms_norm_kernel<<<(n_rows + per_block - 1) / per_block, kThreads, 0, stream>>>(in, weight, out, n_rows, width,
-                                                                                 epsilon);
+  rms_norm_kernel<<<(n_rows + per_block - 1) / per_block, kThreads, 0, stream>>>(in, weight, out, n_rows,
+                                                                                 width, epsilon);
 }
 
 void launch_round_rows(const float* x, void* out, bool to_bf16, int n_rows, int n_in, int padded,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// out = (x - mean)·matrix + add, per head: a block takes kVectors vectors that share a KV head's matrix, a thread
-// one output channel of each, so a matrix element is read once for kVectors products. f32, sums in index order.
+// out = (x - mean)·matrix + add, per head: a block takes kVectors vectors that share a KV head's matrix, a
+// thread one output channel of each, so a matrix element is read once for kVectors products. f32, sums in
+// index order.
 #include "cuda/kernels.h"
 
 namespace kv2::cuda {
