@@ -5,8 +5,42 @@
 #include "base/check.h"
 #include "cpu/cpu_backend.h"
 #include "ops/reference/reference.h"
+#if KV2_CUDA
+#include <charconv>
+
+#include "cuda/cuda_backend.h"
+#endif
 
 namespace kv2 {
+namespace {
+
+#if KV2_CUDA
+constexpr const char* kDevices = "cpu, cuda:0, reference";
+
+/// "cuda" and "cuda:3".
+std::unique_ptr<Backend> open_cuda(const DeviceOptions& options) {
+  const std::string_view index = std::string_view(options.device).substr(4);
+  int device = 0;
+  if (!index.empty()) {
+    const char* end = index.data() + index.size();
+    const auto [at, error] = std::from_chars(index.data() + 1, end, device);
+    if (index.front() != ':' || error != std::errc() || at != end || device < 0)
+      throw_error(ErrorCode::BadArgument, "device '{}' is not understood; a GPU is cuda or cuda:N",
+                  options.device);
+  }
+  return make_cuda_backend({.device = device, .precision = options.linear_precision});
+}
+#else
+constexpr const char* kDevices = "cpu, reference";
+
+std::unique_ptr<Backend> open_cuda(const DeviceOptions& options) {
+  throw_error(ErrorCode::Unsupported,
+              "device '{}' needs a build with CUDA: configure with -DKV2_CUDA=ON; this build has {}",
+              options.device, kDevices);
+}
+#endif
+
+}  // namespace
 
 std::unique_ptr<Backend> open_device(const DeviceOptions& options) {
   if (options.n_threads < 0)
@@ -15,8 +49,9 @@ std::unique_ptr<Backend> open_device(const DeviceOptions& options) {
   if (options.device == "cpu")
     return make_cpu_backend({.n_threads = options.n_threads, .precision = options.linear_precision});
   if (options.device == "reference") return make_reference_backend(options.linear_precision);
-  throw_error(ErrorCode::Unsupported, "device '{}' is not in this build; it has cpu, reference",
-              options.device);
+  if (options.device.starts_with("cuda")) return open_cuda(options);
+  throw_error(ErrorCode::Unsupported, "device '{}' is not in this build; it has {}", options.device,
+              kDevices);
 }
 
 }  // namespace kv2

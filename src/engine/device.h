@@ -9,7 +9,7 @@
 namespace kv2 {
 
 struct DeviceOptions {
-  std::string device = "cpu";  // "cpu"; "reference" (scalar oracle, slow)
+  std::string device = "cpu";  // "cpu"; "cuda:0" in builds with CUDA; "reference" (scalar oracle, slow)
   int n_threads = 0;
   LinearPrecision linear_precision = LinearPrecision::Auto;
 };
