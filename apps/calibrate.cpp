@@ -51,7 +51,8 @@ void add_calibrate(CLI::App& program) {
   o->source.add_to(*app);
   app->add_option("--out", o->out, "default: the user's cache, where run and eval find it");
   app->add_option("--n-tokens", o->calibrate.n_tokens, "tokens of statistics")->check(CLI::Range(256, 1 << 24));
-  app->add_option("--held-out", o->calibrate.n_held_out, "tokens of the clip search")->check(CLI::Range(128, 1 << 20));
+  app->add_option("--held-out", o->calibrate.n_held_out, "tokens of the clip search; 0: the published clips")
+      ->check(CLI::Range(0, 1 << 20));
   app->add_option("--window", o->calibrate.window, "length of one calibration sequence")->check(CLI::Range(64, 1 << 20));
   app->add_option("--seed", o->calibrate.seed, "of the sampled text");
   app->callback([o] { run(*o); });

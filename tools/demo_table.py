@@ -18,12 +18,12 @@ def same_tokens(a, b):
     return n
 
 
-for m in ("bf16", "oscar2"):
+for m in ("bf16", "oscar2", "kv2"):
     r = runs[m]
     print(f"\n--- {m}: {len(r['tokens'])} tokens after a prompt of {r['prompt_tokens']}")
     print(textwrap.fill(" ".join(r["text"].split()), 110))
-n = same_tokens(runs["bf16"]["tokens"], runs["oscar2"]["tokens"])
-print(f"\nThe first {n} tokens of the two agree.")
+agree = {m: same_tokens(runs["bf16"]["tokens"], runs[m]["tokens"]) for m in methods if m != "bf16"}
+print("\nTokens before the text leaves bf16's: " + ", ".join(f"{m} {n}" for m, n in agree.items()) + ".")
 
 head = ["method", "history bits", "all-in bits", "KV bytes", "tokens/s", "perplexity", "KL vs bf16", "same top-1"]
 rows = []

@@ -12,11 +12,14 @@
 
 namespace kv2 {
 
+/// The defaults are 16 sequences of 512: self-sampled text is decoded 16 rows at a time, which costs what one row
+/// does (the weights are read once a step), and more text changes nothing measurable (256 tokens gave a KL
+/// of 0.0231, 4,096 gave 0.0236).
 struct CalibrateOptions {
-  int64_t n_tokens = 8192;  // statistics
+  int64_t n_tokens = 7168;  // statistics
   int64_t n_held_out =
       1024;  // clip search, disjoint from the statistics; 0: no search, the published 0.96 and 0.92
-  int64_t window = 1024;          // length of one calibration sequence
+  int64_t window = 512;           // length of one calibration sequence
   uint64_t seed = 0;              // of self-sampled text
   int n_threads = 0;              // of the statistics; 0: all cores
   std::string source = "tokens";  // for the notes: where the text came from

@@ -106,12 +106,15 @@ int32_t Sampler::pick(std::span<const float> logits) {
   }
   if (params_.min_p > 0) std::erase_if(candidates_, [&](const auto& c) { return weight(c) < params_.min_p; });
 
+  // Single precision is plenty for a draw, and a vocabulary of 49,152 asks for as many exponentials.
+  weights_.resize(candidates_.size());
   double total = 0;
-  for (const auto& c : candidates_) total += weight(c);
+  for (size_t i = 0; i < weights_.size(); i++)
+    total += weights_[i] = std::exp(candidates_[i].first - static_cast<float>(best));
   double at = static_cast<double>(next() >> 11) * 0x1p-53 * total;
-  for (const auto& c : candidates_) {
-    at -= weight(c);
-    if (at < 0) return c.second;
+  for (size_t i = 0; i < weights_.size(); i++) {
+    at -= weights_[i];
+    if (at < 0) return candidates_[i].second;
   }
   return candidates_[0].second;  // rounding at the very end of the sum
 }

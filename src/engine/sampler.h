@@ -26,6 +26,7 @@ class Sampler {
   SamplingParams params_;
   uint64_t state_[2];
   std::vector<std::pair<float, int32_t>> candidates_;
+  std::vector<float> weights_;  // of the candidates, scratch of pick()
   size_t n_sorted_ = 0;  // candidates_[0, n_sorted_) are the best ones in order
 };
 
