@@ -222,8 +222,8 @@ struct Bench {
     std::fflush(stdout);
   }
 
-  /// All pages of `batch` sequences of `tokens`.
-  void demote(int batch, int tokens, int n_kv_heads, int d, int clip_k, int clip_v) {
+  /// All pages of `batch` sequences of `tokens`, by coder round, or feedback with three steps and a refit.
+  void demote(int batch, int tokens, int n_kv_heads, int d, int clip_k, int clip_v, bool feedback) {
     const PageLayout layout{{1, n_kv_heads, n_kv_heads, d}, d, CodecId::Int2};
     const int n = batch * (tokens / kPageTokens);
     const Device<std::byte> full(n * layout.full_page_bytes()), packed(n * layout.packed_page_bytes());
@@ -231,15 +231,26 @@ struct Bench {
     std::vector<cuda::DemotePage> list;
     for (int i = 0; i < n; i++) list.push_back({i, n - 1 - i});
     const Device<cuda::DemotePage> pages(list);
+    std::vector<float> table(static_cast<size_t>(n_kv_heads) * d * d);
+    for (float& x : table) x = (std::rand() % 2001 - 900) / 10000.0f;
+    const Device<float> f(table);  // the weights and swept ones may be any of these numbers, too
     const cuda::Pool from{full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
         to{packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()};
+    cuda::FeedbackCoder coder{f.get(), f.get(), f.get(), {0.95f, 1.1f, 1.25f}, 3, 1, false};
     const double ms = timer.median(
-        [&] { cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, 3, nullptr); },
-        7);
+        [&] {
+          if (!feedback)
+            return cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, 3, nullptr);
+          for (const bool is_v : {false, true}) {
+            coder.is_v = is_v;
+            cuda::launch_demote_feedback(from, to, pages.get(), n, n_kv_heads, d, d, coder, nullptr);
+          }
+        },
+        feedback ? 3 : 7);
     const double bytes = static_cast<double>(full.size() + packed.size());
-    std::printf("demote round heads %d d=%d B=%d T=%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n",
-                n_kv_heads, d, batch, tokens, ms, bytes / 1e9, bytes / ms / 1e9,
-                100 * bytes / ms / read_bandwidth);
+    std::printf("demote %s heads %d d=%d B=%d T=%d clips %d/%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n",
+                feedback ? "feedback" : "round", n_kv_heads, d, batch, tokens, clip_k, clip_v, ms, bytes / 1e9,
+                bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);
     std::fflush(stdout);
   }
 };
@@ -265,7 +276,8 @@ int main(int argc, char** argv) {
   bench.attend(32, 32768, 3, 3, 64, 1);
   bench.attend(1, 8192, 8, 4, 128, 512);
   bench.attend(1, 32768, 8, 4, 128, 2048);
-  bench.demote(32, 32768, 8, 128, 122, 117);
-  bench.demote(32, 32768, 8, 128, -1, -1);
+  bench.demote(32, 32768, 8, 128, 122, 117, false);
+  bench.demote(32, 32768, 8, 128, -1, -1, false);
+  bench.demote(4, 32768, 8, 128, -1, -1, true);
   return 0;
 }

@@ -10,8 +10,8 @@ arch=${CUDA_ARCH:-90}
 mkdir -p "$build"
 common="-std=c++20 -O3 -w -DFMT_HEADER_ONLY -DFMT_CONSTEVAL= -Isrc -Iinclude -I$fmt -gencode arch=compute_$arch,code=sm_$arch"
 {
-  for f in bench/attend_cuda.cu src/cuda/{attend,attend_generic,pages}.cu src/cuda/attend_plan.cpp src/ops/plan.cpp src/quant/page_layout.cpp; do
-    mad=$([ "$f" = src/cuda/pages.cu ] && echo -fmad=false || true)
+  for f in bench/attend_cuda.cu src/cuda/{attend,attend_generic,pages,feedback}.cu src/cuda/attend_plan.cpp src/ops/plan.cpp src/quant/page_layout.cpp; do
+    mad=$([ "$f" = src/cuda/pages.cu -o "$f" = src/cuda/feedback.cu ] && echo -fmad=false || true)
     echo "nvcc $common $mad -Xcompiler -ffunction-sections -c $f -o $build/$(echo "$f" | tr / _).o"
   done
 } >"$build/commands"

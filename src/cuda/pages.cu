@@ -71,20 +71,22 @@ __device__ int code_of(float x, const Scaled& s) {
   return s.constant ? 0 : static_cast<int>(fminf(fmaxf(code, 0.0f), 3.0f));
 }
 
-/// Steps 3 and 4: the group's scale and offset, rounded; leaves them in `pairs` as fp16.
-__device__ Scaled scale_group(const uint16_t* x, int group, __half2* pair) {
-  float mn = widen(x[0]), mx = mn;
-  for (int i = 1; i < group; i++) {
-    const float v = widen(x[i]);
-    mn = v < mn ? v : mn;
-    mx = mx < v ? v : mx;
-  }
+/// Steps 3 and 4: scale and offset, rounded; leaves them in `pair` as fp16.
+__device__ Scaled scale_of(float mn, float mx, __half2* pair) {
   mn = __fadd_rn(mn, 0.0f);
   const float third = __fdiv_rn(__fsub_rn(mx, mn), 3.0f);
   const __half scale = __float2half_rn(fminf(fmaxf(third, 0x1p-24f), 65504.0f));
   const __half offset = __float2half_rn(fminf(fmaxf(mn, -65504.0f), 65504.0f));
   *pair = __halves2half2(scale, offset);
   return {__half2float(scale), __half2float(offset), mn == mx};
+}
+__device__ Scaled scale_group(const uint16_t* x, int group, __half2* pair) {
+  float mn = widen(x[0]), mx = mn;
+  for (int i = 1; i < group; i++) {
+    mn = fminf(mn, widen(x[i]));
+    mx = fmaxf(mx, widen(x[i]));
+  }
+  return scale_of(mn, mx, pair);
 }
 
 /// rows [64][stride] of bf16 bits, finite and clipped in place.
@@ -120,6 +122,71 @@ __device__ void clip_rows(uint16_t* rows, int d, int stride, int index) {
       if ((x & 0x7fff) > threshold) row[i] = static_cast<uint16_t>((x & 0x8000) | threshold);
     }
   }
+}
+
+// ---- head_dim 64 and 128 in one group: four threads to a token, its values in registers, two to a word
+
+/// Of the quad's values (magnitudes, 15 bits each in both halves of a word), how many are <= limit.
+template <int W>
+__device__ int count_up_to(const uint32_t (&magnitude)[W], uint32_t limit) {
+  const uint32_t top = (limit | limit << 16) | 0x80008000u;  // top - x keeps bit 15 where x <= limit
+  uint32_t n = 0;
+#pragma unroll
+  for (int i = 0; i < W; i++) n += ((top - magnitude[i]) >> 15) & 0x00010001u;
+  n = (n & 0xffff) + (n >> 16);
+  n += __shfl_xor_sync(~0u, n, 1);
+  return static_cast<int>(n + __shfl_xor_sync(~0u, n, 2));
+}
+
+/// As order_statistic. The threshold is mostly within four octaves of the largest: then nine halvings do.
+template <int W>
+__device__ uint32_t quad_order_statistic(const uint32_t (&magnitude)[W], int index) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < W; i++) largest = __vmaxu2(largest, magnitude[i]);
+  largest = max(largest & 0xffff, largest >> 16);
+  largest = max(largest, __shfl_xor_sync(~0u, largest, 1));
+  largest = max(largest, __shfl_xor_sync(~0u, largest, 2));
+  uint32_t low = largest > 511 ? largest - 511 : 0, bit = 0x100;
+  const int below = count_up_to(magnitude, low - (low > 0));
+  const bool above = low == 0 || below <= index;
+  if (!__all_sync(~0u, above)) low = 0, bit = 0x4000;
+  for (; bit; bit >>= 1)
+    if (count_up_to(magnitude, low + bit - 1) <= index) low += bit;
+  return low;
+}
+
+template <int W>
+__device__ void clip_and_scale(uint16_t* rows, int stride, int clip, Scaled* scaled, __half2* pairs) {
+  const int token = threadIdx.x / 4, part = threadIdx.x % 4;
+  auto* words = reinterpret_cast<uint32_t*>(rows + token * stride) + part * W;
+  uint32_t x[W];
+#pragma unroll
+  for (int i = 0; i < W; i++) x[i] = words[i];
+  if (clip >= 0) {
+    uint32_t magnitude[W];
+#pragma unroll
+    for (int i = 0; i < W; i++) magnitude[i] = x[i] & 0x7fff7fffu;
+    const uint32_t threshold = quad_order_statistic(magnitude, clip);
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+      x[i] = (x[i] & 0x80008000u) | __vminu2(magnitude[i], threshold | threshold << 16);
+      words[i] = x[i];
+    }
+  }
+  float mn = widen(static_cast<uint16_t>(x[0])), mx = mn;
+#pragma unroll
+  for (int i = 0; i < W; i++) {
+    const float a = __uint_as_float(x[i] << 16), b = __uint_as_float(x[i] & 0xffff0000u);
+    mn = fminf(mn, fminf(a, b));
+    mx = fmaxf(mx, fmaxf(a, b));
+  }
+#pragma unroll
+  for (int mask = 1; mask < 4; mask <<= 1) {
+    mn = fminf(mn, __shfl_xor_sync(~0u, mn, mask));
+    mx = fmaxf(mx, __shfl_xor_sync(~0u, mx, mask));
+  }
+  if (part == 0) scaled[token] = scale_of(mn, mx, &pairs[token]);
 }
 
 /// A word of codes in fragment order, or four bytes of canonical ones.
@@ -165,13 +232,15 @@ __global__ void __launch_bounds__(kThreads)
   load_rows(from, rows, d, stride, is_v);
   __syncthreads();
   const int clip = is_v ? clip_v : clip_k;
-  if (clip >= 0) clip_rows(rows, d, stride, clip);
-  __syncthreads();
   auto* pairs = reinterpret_cast<__half2*>(to + 2 * codes_bytes + (is_v ? params_bytes : 0));
-  for (int i = threadIdx.x; i < kPage * n_groups; i += kThreads) {
-    __half2 pair;
-    scaled[i] = scale_group(rows + i / n_groups * stride + i % n_groups * group, group, &pair);
-    pairs[i] = pair;
+  if (fragments_packed(d, group)) {
+    d == 64 ? clip_and_scale<8>(rows, stride, clip, scaled, pairs)
+            : clip_and_scale<16>(rows, stride, clip, scaled, pairs);
+  } else {
+    if (clip >= 0) clip_rows(rows, d, stride, clip);
+    __syncthreads();
+    for (int i = threadIdx.x; i < kPage * n_groups; i += kThreads)
+      scaled[i] = scale_group(rows + i / n_groups * stride + i % n_groups * group, group, &pairs[i]);
   }
   __syncthreads();
   auto* codes = reinterpret_cast<uint32_t*>(to + (is_v ? codes_bytes : 0));
