@@ -240,7 +240,8 @@ struct Bench {
     const double ms = timer.median(
         [&] {
           if (!feedback)
-            return cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, 3, nullptr);
+            return cuda::launch_demote(from, to, pages.get(), n, n_kv_heads, d, d, clip_k, clip_v, 3,
+                                       nullptr);
           for (const bool is_v : {false, true}) {
             coder.is_v = is_v;
             cuda::launch_demote_feedback(from, to, pages.get(), n, n_kv_heads, d, d, coder, nullptr);
@@ -248,9 +249,10 @@ struct Bench {
         },
         feedback ? 3 : 7);
     const double bytes = static_cast<double>(full.size() + packed.size());
-    std::printf("demote %s heads %d d=%d B=%d T=%d clips %d/%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n",
-                feedback ? "feedback" : "round", n_kv_heads, d, batch, tokens, clip_k, clip_v, ms, bytes / 1e9,
-                bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);
+    std::printf(
+        "demote %s heads %d d=%d B=%d T=%d clips %d/%d: %.3f ms, %.2f GB, %.2f TB/s = %.0f%% of read\n",
+        feedback ? "feedback" : "round", n_kv_heads, d, batch, tokens, clip_k, clip_v, ms, bytes / 1e9,
+        bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);
     std::fflush(stdout);
   }
 };

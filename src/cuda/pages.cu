@@ -62,13 +62,17 @@ __device__ uint16_t order_statistic(const uint16_t* row, int d, int index, int l
 }
 
 struct Scaled {
-  float scale, offset;
+  float scale, offset, inverse;  // inverse: of scale, rounded
   bool constant;
 };
 
+/// Step 5. A division is only done where the product with the inverse comes near a code's boundary: elsewhere
+/// both lie on the same side of it.
 __device__ int code_of(float x, const Scaled& s) {
-  const float code = floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x, s.offset), s.scale), 0.5f));
-  return s.constant ? 0 : static_cast<int>(fminf(fmaxf(code, 0.0f), 3.0f));
+  const float distance = __fsub_rn(x, s.offset);
+  float level = __fmaf_rn(distance, s.inverse, 0.5f);
+  if (fabsf(level - rintf(level)) < 1e-4f) level = __fadd_rn(__fdiv_rn(distance, s.scale), 0.5f);
+  return s.constant ? 0 : static_cast<int>(fminf(fmaxf(floorf(level), 0.0f), 3.0f));
 }
 
 /// Steps 3 and 4: scale and offset, rounded; leaves them in `pair` as fp16.
@@ -78,7 +82,8 @@ __device__ Scaled scale_of(float mn, float mx, __half2* pair) {
   const __half scale = __float2half_rn(fminf(fmaxf(third, 0x1p-24f), 65504.0f));
   const __half offset = __float2half_rn(fminf(fmaxf(mn, -65504.0f), 65504.0f));
   *pair = __halves2half2(scale, offset);
-  return {__half2float(scale), __half2float(offset), mn == mx};
+  const float s = __half2float(scale);
+  return {s, __half2float(offset), __frcp_rn(s), mn == mx};
 }
 __device__ Scaled scale_group(const uint16_t* x, int group, __half2* pair) {
   float mn = widen(x[0]), mx = mn;
@@ -89,24 +94,27 @@ __device__ Scaled scale_group(const uint16_t* x, int group, __half2* pair) {
   return scale_of(mn, mx, pair);
 }
 
-/// rows [64][stride] of bf16 bits, finite and clipped in place.
-__device__ void load_rows(const uint16_t* from, uint16_t* rows, int d, int stride, bool is_v) {
-  const auto* words = reinterpret_cast<const uint32_t*>(from);
-  if (!fragments_full(d)) {
-    for (int i = threadIdx.x; i < kPage * d; i += kThreads)
-      rows[i / d * stride + i % d] = finite_bits(from[i]);
-    return;
-  }
-  for (int i = threadIdx.x; i < kPage * d / 2; i += kThreads) {
-    const uint32_t word = words[i];
-    const int fragment = i >> 7, lane = (i >> 2) & 31, reg = i & 3;
-    const int tile = fragment / (d >> 4), step = fragment % (d >> 4);
-    const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
+/// rows [64][stride] of bf16 bits, finite. D: head_dim where it is known to the compiler, else 0.
+template <int D>
+__device__ void load_rows(const uint16_t* from, uint16_t* rows, int head_dim, bool is_v) {
+  const int d = D ? D : head_dim, stride = d + 2, steps = d >> 4;
+  const auto* words = reinterpret_cast<const uint4*>(from);
+  for (int i = threadIdx.x; i < kPage * d / 8; i += kThreads) {  // a lane's four registers of a fragment
+    const uint4 four = words[i];
+    const int fragment = i >> 5, lane = i & 31, tile = fragment / steps * 16, step = fragment % steps * 16;
+    const uint32_t word[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int token = tile * 16 + (is_v ? column + h : row),
-                channel = step * 16 + (is_v ? row : column + h);
-      rows[token * stride + channel] = finite_bits(static_cast<uint16_t>(word >> (16 * h)));
+    for (int reg = 0; reg < 4; reg++) {
+      const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
+      const uint16_t a = finite_bits(static_cast<uint16_t>(word[reg]));
+      const uint16_t b = finite_bits(static_cast<uint16_t>(word[reg] >> 16));
+      if (is_v) {
+        rows[(tile + column) * stride + step + row] = a;
+        rows[(tile + column + 1) * stride + step + row] = b;
+      } else {
+        *reinterpret_cast<uint32_t*>(&rows[(tile + row) * stride + step + column]) =
+            a | static_cast<uint32_t>(b) << 16;
+      }
     }
   }
 }
@@ -189,33 +197,37 @@ __device__ void clip_and_scale(uint16_t* rows, int stride, int clip, Scaled* sca
   if (part == 0) scaled[token] = scale_of(mn, mx, &pairs[token]);
 }
 
-/// A word of codes in fragment order, or four bytes of canonical ones.
-__device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, int d, int stride, int group,
-                              bool is_v, int word) {
-  uint32_t out = 0;
-  if (!fragments_packed(d, group)) {
-    const int token = word / (d / 16), first = word % (d / 16) * 16;
-    for (int c = 0; c < 16; c++)
-      out |= static_cast<uint32_t>(code_of(widen(rows[token * stride + first + c]),
-                                           scaled[token * (d / group) + (first + c) / group]))
-             << (2 * c);
-    return out;
-  }
-  const int steps = d >> 4, tiles_per_word = 8 / steps;
+/// A word of codes in fragment order, head_dim D in one group.
+template <int D>
+__device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, bool is_v, int word) {
+  constexpr int kSteps = D / 16, kTilesPerWord = 8 / kSteps, kStride = D + 2;
   const int set = word >> 7, lane = (word >> 2) & 31, reg = word & 3;
   const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
-  for (int f = 0; f < 8; f++) {
-    const int tile = set * tiles_per_word + f / steps, step = f % steps;
+  uint32_t out = 0;
+#pragma unroll
+  for (int f = 0; f < 8; f++)
+#pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int token = tile * 16 + (is_v ? column + h : row),
-                channel = step * 16 + (is_v ? row : column + h);
-      out |= static_cast<uint32_t>(code_of(widen(rows[token * stride + channel]), scaled[token]))
+      const int tile = (set * kTilesPerWord + f / kSteps) * 16, step = f % kSteps * 16;
+      const int token = tile + (is_v ? column + h : row), channel = step + (is_v ? row : column + h);
+      out |= static_cast<uint32_t>(code_of(widen(rows[token * kStride + channel]), scaled[token]))
              << (2 * f + 16 * h);
     }
-  }
+  return out;
+}
+/// Four bytes of canonical codes.
+__device__ uint32_t canonical_word(const uint16_t* rows, const Scaled* scaled, int d, int group, int word) {
+  const int token = word / (d / 16), first = word % (d / 16) * 16;
+  uint32_t out = 0;
+  for (int c = 0; c < 16; c++)
+    out |= static_cast<uint32_t>(code_of(widen(rows[token * (d + 2) + first + c]),
+                                         scaled[token * (d / group) + (first + c) / group]))
+           << (2 * c);
   return out;
 }
 
+/// D: head_dim in one group, in fragment order; 0: any, canonical.
+template <int D>
 __global__ void __launch_bounds__(kThreads)
     demote_kernel(Pool full, Pool packed, const DemotePage* pages, int d, int group, int clip_k, int clip_v,
                   int first_side) {
@@ -229,13 +241,12 @@ __global__ void __launch_bounds__(kThreads)
   std::byte* to = packed.head(page.packed, head);
   const int codes_bytes = kPage * d / 4, params_bytes = kPage * n_groups * 4;
 
-  load_rows(from, rows, d, stride, is_v);
+  load_rows<D>(from, rows, d, is_v);
   __syncthreads();
   const int clip = is_v ? clip_v : clip_k;
   auto* pairs = reinterpret_cast<__half2*>(to + 2 * codes_bytes + (is_v ? params_bytes : 0));
-  if (fragments_packed(d, group)) {
-    d == 64 ? clip_and_scale<8>(rows, stride, clip, scaled, pairs)
-            : clip_and_scale<16>(rows, stride, clip, scaled, pairs);
+  if constexpr (D != 0) {
+    clip_and_scale<D / 8>(rows, stride, clip, scaled, pairs);
   } else {
     if (clip >= 0) clip_rows(rows, d, stride, clip);
     __syncthreads();
@@ -244,8 +255,12 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   auto* codes = reinterpret_cast<uint32_t*>(to + (is_v ? codes_bytes : 0));
-  for (int word = threadIdx.x; word < codes_bytes / 4; word += kThreads)
-    codes[word] = code_word(rows, scaled, d, stride, group, is_v, word);
+  for (int word = threadIdx.x; word < codes_bytes / 4; word += kThreads) {
+    if constexpr (D != 0)
+      codes[word] = code_word<D>(rows, scaled, is_v, word);
+    else
+      codes[word] = canonical_word(rows, scaled, d, group, word);
+  }
 }
 
 }  // namespace
@@ -259,10 +274,12 @@ void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages,
                    int group, int clip_k, int clip_v, int sides, cudaStream_t stream) {
   const size_t shared = (kPage * (head_dim + 2) * 2 + 15) / 16 * 16 +
                         static_cast<size_t>(kPage) * (head_dim / group) * sizeof(Scaled);
+  auto* kernel = !fragments_packed(head_dim, group) ? demote_kernel<0>
+                 : head_dim == 64                   ? demote_kernel<64>
+                                                    : demote_kernel<128>;
   if (shared > 48 * 1024)
-    cudaFuncSetAttribute(demote_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(shared));
-  demote_kernel<<<dim3(n_pages, n_kv_heads, sides == 3 ? 2 : 1), kThreads, shared, stream>>>(
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  kernel<<<dim3(n_pages, n_kv_heads, sides == 3 ? 2 : 1), kThreads, shared, stream>>>(
       full, packed, pages, head_dim, group, clip_k, clip_v, sides == 2);
 }
 
