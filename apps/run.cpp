@@ -101,7 +101,7 @@ void report(const Answer& a, Engine& engine, const Options& o) {
 /// The method asked for, or without --kv the best that this model is ready for, said aloud.
 CacheSpec choose_spec(const Options& o, const std::optional<Calibration>& calibration) {
   if (!o.kv.empty()) return o.cache.spec(o.kv);
-  if (calibration) return o.cache.spec("oscar2");
+  if (calibration) return o.cache.spec("kv2");
   log_info(fmt::format("no calibration of this model was found: using quarot2, which needs none; better: kv2 calibrate {}",
                        o.model.model));
   return o.cache.spec("quarot2");
@@ -212,7 +212,7 @@ void add_run(CLI::App& program) {
   auto o = std::make_shared<Options>();
   o->model.add_to(*app);
   o->cache.add_to(*app);
-  app->add_option("--kv", o->kv, kv_help() + "\ndefault: oscar2 where a calibration is found, else quarot2");
+  app->add_option("--kv", o->kv, kv_help() + "\ndefault: kv2 where a calibration is found, else quarot2");
   app->add_option("-p,--prompt", o->prompt, "the prompt; with --file it follows the file's text");
   app->add_option("-f,--file", o->file, "a prompt file");
   app->add_option("--system", o->system, "system message of a chat; default: the model's own");

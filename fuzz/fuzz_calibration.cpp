@@ -18,7 +18,7 @@ void check_promises(const kv2::Calibration& c) {
   const size_t matrix = vector * static_cast<size_t>(c.head_dim);
   require(!c.layers.empty() && matrix > 0);
   for (const kv2::LayerCalibration& l : c.layers) {
-    for (const auto* m : {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov})
+    for (const auto* m : {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov, &l.metric_v})
       require(m->size() == matrix);
     for (const auto* v : {&l.k_mean, &l.k_pre_mean, &l.v_mean}) require(v->size() == vector);
     for (const float x : l.c_q) require(std::isfinite(x));

@@ -39,7 +39,8 @@ RandomModel wide() {
 
 /// A backend and models on it, kept for all cases: loading is dearer than a case.
 struct Device {
-  explicit Device(int n_threads) : backend(open_device({.device = "cpu", .n_threads = n_threads})) {}
+  Device(int n_threads, LinearPrecision precision)
+      : backend(open_device({.device = "cpu", .n_threads = n_threads, .linear_precision = precision})) {}
   Model& model(const std::string& path) {
     auto& m = models[path];
     if (!m) m = Model::load(path, *backend, kMaxRows);
@@ -48,10 +49,10 @@ struct Device {
   std::unique_ptr<Backend> backend;
   std::map<std::string, std::unique_ptr<Model>> models;
 };
-Device& device(int n_threads) {
-  static std::map<int, std::unique_ptr<Device>> devices;
-  auto& d = devices[n_threads];
-  if (!d) d = std::make_unique<Device>(n_threads);
+Device& device(int n_threads, LinearPrecision precision) {
+  static std::map<std::pair<int, LinearPrecision>, std::unique_ptr<Device>> devices;
+  auto& d = devices[{n_threads, precision}];
+  if (!d) d = std::make_unique<Device>(n_threads, precision);
   return *d;
 }
 const std::string& narrow_path() {
@@ -67,6 +68,7 @@ struct Case {
   std::string name, method;
   bool wide;
   int sink_tokens, recent_tokens;
+  LinearPrecision precision = LinearPrecision::Auto;
 };
 
 std::string fmt(const char* a, int64_t x, const char* b, int64_t y) {
@@ -94,7 +96,7 @@ void expect_same(const Result& got, const Result& expected, const std::string& w
 class Equality : public testing::TestWithParam<Case> {
  protected:
   Model& model(int n_threads = 2) {
-    return device(n_threads).model(GetParam().wide ? wide_path() : narrow_path());
+    return device(n_threads, GetParam().precision).model(GetParam().wide ? wide_path() : narrow_path());
   }
   CacheSpec spec(PrefillPolicy policy = PrefillPolicy::Windowed) const {
     CacheSpec s = CacheSpec::parse(GetParam().method);
@@ -292,7 +294,9 @@ INSTANTIATE_TEST_SUITE_P(Methods, Equality,
                                          Case{"quarot2_small", "quarot2", true, 64, 64},
                                          Case{"quarot2_default", "quarot2", false, 64, 256},
                                          Case{"quarot2_none", "quarot2", false, 0, 0},
-                                         Case{"naive2_no_sink", "naive2", false, 0, 128}),
+                                         Case{"naive2_no_sink", "naive2", false, 0, 128},
+                                         Case{"quarot2_f32", "quarot2", false, 64, 128,
+                                              LinearPrecision::F32}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

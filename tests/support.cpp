@@ -105,8 +105,7 @@ std::vector<int32_t> random_tokens(int64_t n, int vocab, uint64_t seed) {
 Runner::Runner(Model& model, const CacheSpec& spec, CacheCapacity capacity) : model_(model) {
   const KvShape shape = model.config().kv_shape();
   FittedMethod fitted = fit_method(spec, shape, nullptr);
-  cache_ = std::make_unique<KvCache>(model.backend(), spec, shape, capacity, std::move(fitted.transforms),
-                                     std::move(fitted.clips));
+  cache_ = std::make_unique<KvCache>(model.backend(), spec, shape, capacity, std::move(fitted));
 }
 
 SequenceId Runner::open() {

@@ -31,8 +31,11 @@ enum class RotationSharing : uint8_t { Head, Layer };
 /// the reference code's V' diag(w) V, or the plain self-covariance V'V.
 enum class ValueTarget : uint8_t { AttentionOutput, EnergyWeighted, SelfCovariance };
 
-/// How codes are chosen for a vector.
-enum class CoderKind : uint8_t { Round };
+/// How codes are chosen for a vector: the nearest ones after a clip, or with error feedback under the metric of whoever
+/// reads it (C_Q for keys, W_o'W_o for values; docs/page-format.md).
+enum class CoderKind : uint8_t { Round, Feedback };
+/// What the coder `feedback` codes; the other side is left to `round`.
+enum class FeedbackSides : uint8_t { Both, Keys, Values };
 /// How codes, scale and offset are stored. None: rows stay bf16.
 enum class CodecId : uint8_t { None, Int2 };
 
@@ -40,7 +43,7 @@ enum class CodecId : uint8_t { None, Int2 };
 /// bf16, as the papers' protocols do; the history is packed when the prompt is done.
 enum class PrefillPolicy : uint8_t { Windowed, Exact };
 
-/// Transform + coder + codec under one name ("bf16", "naive2", "quarot2", "oscar2").
+/// Transform + coder + codec under one name ("bf16", "naive2", "quarot2", "oscar2", "kv2").
 struct Method {
   std::string name = "bf16";
   CodecId codec = CodecId::None;
@@ -52,9 +55,18 @@ struct Method {
   int group = 0;  // values that share one scale and offset; 0: head_dim up to 128, else its default divisor
   /// Clip ratio in (0, 1]; 1 turns clipping off; nullopt: per layer from the calibration file.
   std::optional<float> clip_k = 1.0f, clip_v = 1.0f;
+  // Of the coder `feedback`:
+  FeedbackSides sides = FeedbackSides::Both;
+  float damp = 0.02f;        // added to the metric's diagonal, whose mean is 1
+  std::vector<float> steps;  // step sizes to start from; 1 is the best one for a Gaussian of the vector's spread
+  int refits = 1;            // least-squares fits of scale and offset after each start
 
   bool quantized() const { return codec != CodecId::None; }
-  bool needs_calibration() const { return transform == TransformKind::Calibrated || !clip_k || !clip_v; }
+  CoderKind coder_k() const { return sides == FeedbackSides::Values ? CoderKind::Round : coder; }
+  CoderKind coder_v() const { return sides == FeedbackSides::Keys ? CoderKind::Round : coder; }
+  bool needs_calibration() const {
+    return transform == TransformKind::Calibrated || coder == CoderKind::Feedback || !clip_k || !clip_v;
+  }
   bool operator==(const Method&) const = default;
 };
 

@@ -19,11 +19,12 @@ struct LayerCalibration {
   std::vector<float> k_cov, k_mean;            // after RoPE
   std::vector<float> k_pre_cov, k_pre_mean;    // before RoPE
   std::vector<float> v_cov, v_mean;
+  std::vector<float> metric_v;  // sum of W_o'W_o over the query heads of a KV head: what reads values; of the weights alone
   float clip_k = 0.96f, clip_v = 0.92f;  // ratios in (0, 1]
 };
 
 struct Calibration {
-  static constexpr int kFormatVersion = 1;
+  static constexpr int kFormatVersion = 2;
   std::string model_fingerprint;  // of the model it was made for: weights, architecture, RoPE pairing
   int n_kv_heads = 0, head_dim = 0;
   int64_t n_tokens = 0;

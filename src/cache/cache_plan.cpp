@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/check.h"
+#include "cache/device_factors.h"
 #include "cache/device_transforms.h"
 
 namespace kv2 {
@@ -84,6 +85,7 @@ CachePlan plan_pages(const CacheSpec& spec, const KvShape& shape, const CacheCap
   plan.full_bytes = plan.n_full_pages * plan.layout.full_page_bytes();
   plan.packed_bytes = plan.n_packed_pages * plan.layout.packed_page_bytes();
   plan.table_bytes = capacity.n_sequences * n_pages * 2 * sizeof(int32_t);
+  plan.coder_bytes = DeviceFactors::bytes(spec.method, shape, plan.layout.group);
   return plan;
 }
 

@@ -30,7 +30,10 @@ struct CachePlan {
   PageLayout layout;
   int64_t n_full_pages = 0, n_packed_pages = 0;  // slots in each pool
   size_t full_bytes = 0, packed_bytes = 0, table_bytes = 0, transform_bytes = 0;
-  size_t total_bytes() const { return full_bytes + packed_bytes + table_bytes + transform_bytes; }
+  size_t coder_bytes = 0;  // tables of the coder `feedback`
+  size_t total_bytes() const {
+    return full_bytes + packed_bytes + table_bytes + transform_bytes + coder_bytes;
+  }
   /// Everything allocated for one sequence of n tokens ÷ its elements, in bits: full pages, packed pages,
   /// page tables. In decode, that is: a prompt's chunks need more full pages for a moment (and `exact`
   /// prompts all of them), which the pools count.

@@ -127,6 +127,19 @@ TEST(CachePlan, HadamardIsStoredOnceAndCalibratedPerLayer) {
   EXPECT_EQ(plan_cache(spec, shape, {.context_tokens = 64}).transform_bytes, 5u * 4 * 2 * 32 * 32 * 4);
 }
 
+TEST(CachePlan, CoderTablesAreCountedPerSideThatHasThem) {
+  const KvShape shape{.n_layers = 5, .n_heads = 2, .n_kv_heads = 2, .head_dim = 128};
+  const auto coder_bytes = [&](const char* method) {
+    return plan_cache(CacheSpec::parse(method), shape, {.context_tokens = 64}).coder_bytes;
+  };
+  const size_t side = 5 * 2 * 4 * (128 * 128 + 128 + 128);  // F, weights, one group's ones
+  EXPECT_EQ(coder_bytes("oscar2"), 0u);
+  EXPECT_EQ(coder_bytes("kv2"), 2 * side);
+  EXPECT_EQ(coder_bytes("kv2:feedback=k"), side);
+  EXPECT_EQ(coder_bytes("kv2:feedback=v"), side);
+  EXPECT_EQ(coder_bytes("kv2:group=32"), 2 * (side + 5 * 2 * 4 * 3 * 128));
+}
+
 TEST(CachePlan, ContextThatFitsIsTheBorder) {
   const KvShape shape{.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64};
   for (const PrefillPolicy prefill : {PrefillPolicy::Windowed, PrefillPolicy::Exact}) {

@@ -11,9 +11,9 @@ namespace kv2 {
 namespace {
 
 CachePlan checked_plan(const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
-                       const std::vector<LayerTransforms>& transforms,
-                       const std::vector<std::pair<float, float>>& clips) {
+                       const FittedMethod& fitted) {
   spec.validate(shape.head_dim);
+  const auto& [transforms, clips, factors] = fitted;
   const size_t n = shape.n_layers;
   KV2_CHECK(transforms.empty() || transforms.size() == n, "{} transforms, {} layers", transforms.size(), n);
   KV2_CHECK(clips.empty() || clips.size() == n, "{} clips, {} layers", clips.size(), n);
@@ -32,14 +32,14 @@ CachePlan checked_plan(const CacheSpec& spec, const KvShape& shape, const CacheC
 }  // namespace
 
 KvCache::Impl::Impl(Backend& backend, const CacheSpec& spec, const KvShape& shape,
-                    const CacheCapacity& capacity, std::vector<LayerTransforms> layers,
-                    std::vector<std::pair<float, float>> clips)
+                    const CacheCapacity& capacity, FittedMethod fitted)
     : backend(backend),
       spec(spec),
       shape(shape),
-      plan(checked_plan(spec, shape, capacity, layers, clips)),
-      clips(std::move(clips)),
-      transforms(backend, layers),
+      plan(checked_plan(spec, shape, capacity, fitted)),
+      clips(std::move(fitted.clips)),
+      transforms(backend, fitted.transforms),
+      factors(backend, spec.method, shape, plan.layout.group, fitted.factors),
       full_slab(backend, plan.full_bytes),
       packed_slab(backend, plan.packed_bytes),
       table_slab(backend, plan.table_bytes),
@@ -94,14 +94,26 @@ Coder KvCache::Impl::coder(int layer, bool values) const {
     KV2_CHECK(layer >= 0 && layer < shape.n_layers, "layer {} of {}", layer, shape.n_layers);
     ratio = values ? clips[layer].second : clips[layer].first;
   }
-  return {
-      .kind = spec.method.coder, .group = plan.layout.group, .clip_index = clip_index(ratio, shape.head_dim)};
+  Coder out{.kind = values ? spec.method.coder_v() : spec.method.coder_k(),
+            .group = plan.layout.group,
+            .clip_index = clip_index(ratio, shape.head_dim)};
+  if (out.kind == CoderKind::Feedback) {
+    out.clip_index = -1;
+    out.tables = values ? factors.v(layer) : factors.k(layer);
+    out.search.refits = spec.method.refits;
+    for (const float step : spec.method.steps) out.search.steps[out.search.n_steps++] = step;
+  }
+  return out;
 }
 
 KvCache::KvCache(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
-                 std::vector<LayerTransforms> transforms, std::vector<std::pair<float, float>> clips) {
+                 std::vector<LayerTransforms> transforms, std::vector<std::pair<float, float>> clips)
+    : KvCache(backend, spec, shape, capacity, FittedMethod{std::move(transforms), std::move(clips), {}}) {}
+
+KvCache::KvCache(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
+                 FittedMethod fitted) {
   try {
-    impl_ = std::make_unique<Impl>(backend, spec, shape, capacity, std::move(transforms), std::move(clips));
+    impl_ = std::make_unique<Impl>(backend, spec, shape, capacity, std::move(fitted));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::OutOfMemory) throw;
     throw e.in(fmt::format(

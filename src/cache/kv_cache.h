@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // KvCache: the page memory of one method on one model: pools of full and packed pages, every sequence's
-// PageTable, the transforms of its basis, and the prefix tree that shares pages. Bookkeeping in integers;
-// bytes move through the Backend. One thread calls it.
+// PageTable, the transforms of its basis, the coder's tables, and the prefix tree that shares pages.
+// Bookkeeping in integers; bytes move through the Backend. One thread calls it.
 //
 // Invariants (tests in kv_cache_test.cpp):
 //  - K (after RoPE) and V are stored in the transforms' basis, in full and packed pages alike;
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "cache/cache_plan.h"
+#include "cache/fitted_method.h"
 #include "kv2/cache.h"
 #include "ops/backend.h"
 #include "quant/transform.h"
@@ -37,7 +38,7 @@ struct CacheStep {
   /// Pages not packed yet that a query of this step, or the next query after it, reads packed; complete after
   /// append.
   std::vector<Demotion> demotions;
-  Coder coder_k, coder_v;  // without clip: that one is per layer, see KvCache::coder_k(layer)
+  Coder coder_k, coder_v;  // without clip and tables: those are per layer, see KvCache::coder_k(layer)
 };
 
 /// A run of new tokens of one sequence, as a batch has it.
@@ -49,8 +50,10 @@ struct Slice {
 
 class KvCache {
  public:
-  /// transforms: one per layer, or empty for identity everywhere. clips: ratio per layer {k, v}, used where
-  /// the method has none of its own; empty: no clip. Throws OutOfMemory when the backend refuses a slab.
+  /// Throws OutOfMemory when the backend refuses a slab.
+  KvCache(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
+          FittedMethod fitted);
+  /// The same for a method whose coder has no tables.
   KvCache(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
           std::vector<LayerTransforms> transforms, std::vector<std::pair<float, float>> clips);
   ~KvCache();
@@ -92,7 +95,7 @@ class KvCache {
 
   // One forward: begin (pages reserved before) -> append, demote, attend per layer -> commit.
   CacheStep begin(std::span<const Slice> slices);
-  /// Coders of one layer: group and clip index.
+  /// Coders of one layer: group, and clip index or tables (memory of the backend).
   Coder coder_k(int layer) const;
   Coder coder_v(int layer) const;
   /// Counts the step's tokens (the slices of begin) and frees full pages that no later query reads in full.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/device_factors.h"
 #include "cache/device_slab.h"
 #include "cache/device_transforms.h"
 #include "cache/kv_cache.h"
@@ -40,7 +41,7 @@ struct KvCache::Impl {
   };
 
   Impl(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
-       std::vector<LayerTransforms> transforms, std::vector<std::pair<float, float>> clips);
+       FittedMethod fitted);
 
   Sequence& at(SequenceId id);
   PagePool& pool(Form form) { return form == Form::Full ? full : packed; }
@@ -73,6 +74,7 @@ struct KvCache::Impl {
   CachePlan plan;
   std::vector<std::pair<float, float>> clips;
   DeviceTransforms transforms;
+  DeviceFactors factors;
   DeviceSlab full_slab, packed_slab;
   DeviceSlab table_slab;  // int32 [n_sequences][2 forms][pages of the context]
   PagePool full, packed;

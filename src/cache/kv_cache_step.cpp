@@ -99,7 +99,8 @@ void KvCache::Impl::commit(Sequence& s) {
 CacheStep KvCache::begin(std::span<const Slice> slices) {
   Impl& c = *impl_;
   CacheStep step{.kv = c.view()};
-  step.coder_k = step.coder_v = {.kind = c.spec.method.coder, .group = c.plan.layout.group};
+  step.coder_k = {.kind = c.spec.method.coder_k(), .group = c.plan.layout.group};
+  step.coder_v = {.kind = c.spec.method.coder_v(), .group = c.plan.layout.group};
   for (const Slice& slice : slices) {
     c.check_slice(slice);
     Impl::Sequence& s = c.at(slice.sequence);

@@ -167,6 +167,66 @@ TEST(KvCacheMemory, CodersHaveTheMethodsGroupAndTheLayersClip) {
   EXPECT_EQ(without.coder_k(0).clip_index, -1);
 }
 
+FeedbackFactors random_factors(const KvShape& shape, int group, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.5f, 1.0f);
+  FeedbackFactors out;
+  const size_t width = static_cast<size_t>(shape.n_kv_heads) * shape.head_dim;
+  out.f.resize(width * shape.head_dim);
+  out.weight.resize(width);
+  out.ones.resize(width * (shape.head_dim / group));
+  for (auto* v : {&out.f, &out.weight, &out.ones})
+    for (float& x : *v) x = normal(random);
+  return out;
+}
+
+TEST(KvCacheMemory, CoderTablesArriveAtTheirLayerAndSide) {
+  std::mt19937 random(8);
+  const KvShape shape{.n_layers = 3, .n_heads = 6, .n_kv_heads = 3, .head_dim = 20};
+  for (const char* method : {"kv2:rotation=u", "kv2:rotation=u,feedback=k", "kv2:rotation=u,feedback=v,group=4"}) {
+    const CacheSpec spec = CacheSpec::parse(method);
+    const int group = spec.group_for(shape.head_dim);
+    FittedMethod fitted;
+    for (int layer = 0; layer < shape.n_layers; layer++) {
+      fitted.transforms.push_back(
+          {random_transform(shape, false, random), random_transform(shape, false, random)});
+      LayerFactors& f = fitted.factors.emplace_back();
+      if (spec.method.coder_k() == CoderKind::Feedback) f.k = random_factors(shape, group, random);
+      if (spec.method.coder_v() == CoderKind::Feedback) f.v = random_factors(shape, group, random);
+      fitted.clips.emplace_back(0.5f, 0.5f);
+    }
+    FakeBackend backend;
+    const KvCache cache(backend, spec, shape, {.context_tokens = 1000}, fitted);
+    EXPECT_EQ(backend.live_bytes, cache.plan().total_bytes());
+    EXPECT_EQ(backend.live_bytes, plan_cache(spec, shape, {.context_tokens = 1000}).total_bytes());
+    const auto expect_tables = [&](const Coder& coder, const FeedbackFactors& want) {
+      EXPECT_EQ(coder.group, group);
+      if (want.empty()) {
+        EXPECT_EQ(coder.kind, CoderKind::Round);
+        EXPECT_EQ(coder.clip_index, 10);
+        EXPECT_EQ(coder.tables.f, nullptr);
+        return;
+      }
+      EXPECT_EQ(coder.kind, CoderKind::Feedback);
+      EXPECT_EQ(coder.search.n_steps, static_cast<int>(spec.method.steps.size()));
+      EXPECT_EQ(coder.search.steps[0], spec.method.steps[0]);
+      EXPECT_EQ(coder.search.refits, 1);
+      for (const auto& [values, at] : {std::pair{&want.f, coder.tables.f},
+                                       {&want.weight, coder.tables.weight},
+                                       {&want.ones, coder.tables.ones}}) {
+        ASSERT_NE(at, nullptr);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(at) % 64, reinterpret_cast<uintptr_t>(coder.tables.f) % 64);
+        EXPECT_TRUE(std::equal(values->begin(), values->end(), at));
+      }
+    };
+    for (int layer = 0; layer < shape.n_layers; layer++) {
+      expect_tables(cache.coder_k(layer), fitted.factors[layer].k);
+      expect_tables(cache.coder_v(layer), fitted.factors[layer].v);
+    }
+    fitted.factors.pop_back();
+    EXPECT_THROW(KvCache(backend, spec, shape, {.context_tokens = 1000}, fitted), Error) << "a layer is missing";
+  }
+}
+
 TEST(KvCacheFork, SharesCompletePagesAndCopiesTheUnfinishedOne) {
   for (const int n : {1, 63, 64, 65, 640, 700}) {
     World world(int2_spec(), {.context_tokens = 1000, .n_sequences = 3, .chunk_tokens = 100});

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The methods table and the text form of a CacheSpec: "name" or "name:key=value,key=value". A new method is
-// one row of rows(); a new parameter one row of parameters(). What method_text() prints, parse() reads back
-// to the same Method. It does not know models: whether a group fits is asked with a head_dim, in validate().
+// one row of rows(); a new parameter one row of method_parameters.cpp. What method_text() prints, parse()
+// reads back to the same Method. It does not know models: whether a group fits is asked with a head_dim, in validate().
 #include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "base/check.h"
+#include "cache/method_parameters.h"
 #include "kv2/cache.h"
 #include "quant/coder.h"
 #include "quant/page_layout.h"
@@ -37,6 +37,15 @@ const std::vector<Row>& rows() {
         .clip_v = std::nullopt},
        "2-bit codes after a calibrated rotation per KV head, clips searched per layer (OSCAR, arXiv "
        "2605.17757)"},
+      {{.name = "kv2",
+        .codec = CodecId::Int2,
+        .coder = CoderKind::Feedback,
+        .transform = TransformKind::Calibrated,
+        .clip_k = std::nullopt,
+        .clip_v = std::nullopt,
+        .steps = {0.95f, 1.1f, 1.25f}},
+       "2-bit codes chosen with error feedback under the metric of queries and W_o, after oscar2's rotation; "
+       "needs a calibration"},
   };
   return table;
 }
@@ -54,119 +63,6 @@ const Row& row_of(std::string_view name) {
     if (row.method.name == name) return row;
   }
   throw_error(ErrorCode::BadArgument, "unknown method '{}'; methods: {}", name, method_list());
-}
-
-template <class T>
-struct Word {
-  const char* text;
-  T value;
-};
-constexpr Word<RotationRecipe> kRecipes[] = {
-    {"u", RotationRecipe::U}, {"uh", RotationRecipe::UH}, {"uhp", RotationRecipe::UHP}};
-constexpr Word<RotationSharing> kSharings[] = {{"head", RotationSharing::Head},
-                                               {"layer", RotationSharing::Layer}};
-constexpr Word<ValueTarget> kTargets[] = {{"paper", ValueTarget::AttentionOutput},
-                                          {"energy", ValueTarget::EnergyWeighted},
-                                          {"cov", ValueTarget::SelfCovariance}};
-
-template <class T, size_t n>
-bool read_word(const Word<T> (&words)[n], std::string_view text, T& out) {
-  for (const auto& word : words) {
-    if (text == word.text) return out = word.value, true;
-  }
-  return false;
-}
-
-template <class T, size_t n>
-std::string word_of(const Word<T> (&words)[n], T value) {
-  for (const auto& word : words) {
-    if (word.value == value) return word.text;
-  }
-  KV2_CHECK(false, "enumerator {} has no word", static_cast<int>(value));
-  return {};
-}
-
-bool read_clip(std::string_view text, std::optional<float>& out) {
-  if (text == "search") return out = std::nullopt, true;
-  if (text == "off") return out = 1.0f, true;
-  float ratio = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ratio);
-  if (error != std::errc() || end != text.data() + text.size() || !(ratio > 0 && ratio <= 1)) return false;
-  return out = ratio, true;
-}
-
-std::string clip_text(const std::optional<float>& clip) {
-  if (!clip) return "search";
-  return *clip == 1.0f ? "off"
-                       : fmt::format("{}", *clip);  // the shortest text that reads back to the same float
-}
-
-bool read_group(std::string_view text, int& out) {
-  int group = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), group);
-  if (error != std::errc() || end != text.data() + text.size()) return false;
-  if (group < 4 || group > kMaxHeadDim || group % 4 != 0) return false;
-  return out = group, true;
-}
-
-struct Parameter {
-  const char* name;
-  const char* allowed;
-  bool calibrated_only;
-  bool (*read)(std::string_view text, Method& method);
-  std::string (*text)(const Method& method);  // nullptr: a shorthand, never printed
-};
-
-constexpr const char* kClips = "a ratio in (0, 1], 'search' (per layer, from the calibration file) or 'off'";
-
-constexpr Parameter kParameters[] = {
-    {"clip", kClips, false,
-     [](std::string_view t, Method& m) { return read_clip(t, m.clip_k) && read_clip(t, m.clip_v); }, nullptr},
-    {"clip-k", kClips, false, [](std::string_view t, Method& m) { return read_clip(t, m.clip_k); },
-     [](const Method& m) { return clip_text(m.clip_k); }},
-    {"clip-v", kClips, false, [](std::string_view t, Method& m) { return read_clip(t, m.clip_v); },
-     [](const Method& m) { return clip_text(m.clip_v); }},
-    {"group", "a multiple of 4 up to 512 that divides the model's head_dim", false,
-     [](std::string_view t, Method& m) { return read_group(t, m.group); },
-     [](const Method& m) { return fmt::format("{}", m.group); }},
-    {"rotation", "u, uh or uhp", true,
-     [](std::string_view t, Method& m) { return read_word(kRecipes, t, m.recipe); },
-     [](const Method& m) { return word_of(kRecipes, m.recipe); }},
-    {"share", "head or layer", true,
-     [](std::string_view t, Method& m) { return read_word(kSharings, t, m.sharing); },
-     [](const Method& m) { return word_of(kSharings, m.sharing); }},
-    {"target-v", "paper, energy or cov", true,
-     [](std::string_view t, Method& m) { return read_word(kTargets, t, m.value_target); },
-     [](const Method& m) { return word_of(kTargets, m.value_target); }},
-};
-
-bool takes(const Method& method, const Parameter& parameter) {
-  return method.quantized() && (!parameter.calibrated_only || method.transform == TransformKind::Calibrated);
-}
-
-std::string parameter_list(const Method& method) {
-  std::string list;
-  for (const Parameter& p : kParameters) {
-    if (takes(method, p)) list += fmt::format("{}{} ({})", list.empty() ? "" : "; ", p.name, p.allowed);
-  }
-  return list.empty() ? fmt::format("{} takes none", method.name)
-                      : fmt::format("parameters of {}: {}", method.name, list);
-}
-
-/// One "key=value" of a method text.
-const Parameter& read_parameter(std::string_view item, Method& method) {
-  const size_t equals = item.find('=');
-  const std::string_view name = item.substr(0, equals);
-  for (const Parameter& p : kParameters) {
-    if (name != p.name || !takes(method, p)) continue;
-    if (equals == item.npos || !p.read(item.substr(equals + 1), method)) {
-      throw_error(ErrorCode::BadArgument, "method {}: '{}' is no value of {}; allowed: {}", method.name,
-                  equals == item.npos ? std::string_view() : item.substr(equals + 1), p.name, p.allowed);
-    }
-    return p;
-  }
-  throw_error(ErrorCode::BadArgument, "method {}: unknown parameter '{}'; {}", method.name, name,
-              parameter_list(method));
 }
 
 const char* prefill_word(PrefillPolicy policy) {
@@ -210,9 +106,11 @@ CacheSpec CacheSpec::parse(std::string_view method_text) {
                   parameter.name);
     }
     seen.push_back(&parameter);
-    if (comma == rest.npos) return spec;
+    if (comma == rest.npos) break;
     rest.remove_prefix(comma + 1);
   }
+  validate_coder(spec.method);
+  return spec;
 }
 
 std::string CacheSpec::method_text() const {
@@ -220,7 +118,7 @@ std::string CacheSpec::method_text() const {
   KV2_CHECK(method.codec == row.codec && method.coder == row.coder && method.transform == row.transform,
             "method {} differs from its row in codec, coder or transform", method.name);
   std::string text = method.name;
-  for (const Parameter& p : kParameters) {
+  for (const Parameter& p : method_parameters()) {
     if (!p.text || !takes(method, p)) continue;
     if (const std::string value = p.text(method); value != p.text(row)) {
       text += fmt::format("{}{}={}", text.size() == method.name.size() ? ':' : ',', p.name, value);
@@ -243,6 +141,7 @@ void CacheSpec::validate(int head_dim) const {
   if (!method.quantized()) return;
   validate_clip("clip-k", method.clip_k);
   validate_clip("clip-v", method.clip_v);
+  validate_coder(method);
   if (head_dim % 4 != 0 || head_dim > kMaxHeadDim) {
     throw_error(
         ErrorCode::BadArgument,
@@ -266,7 +165,8 @@ void CacheSpec::validate(int head_dim) const {
         ErrorCode::BadArgument,
         "method {}: no Hadamard matrix of order {} (this model's head_dim); orders: {}; use {}", method.name,
         head_dim, hadamard_orders(),
-        method.transform == TransformKind::Calibrated ? "oscar2:rotation=u" : "naive2 or oscar2:rotation=u");
+        method.transform == TransformKind::Calibrated ? method.name + ":rotation=u"
+                                                      : "naive2 or oscar2:rotation=u");
   }
 }
 

@@ -57,9 +57,17 @@ TEST(Methods, RowsAreWhatTheirNamesSay) {
   EXPECT_TRUE(oscar.needs_calibration());
   EXPECT_EQ(CacheSpec::parse("oscar2").sink_tokens, 64);
   EXPECT_EQ(CacheSpec::parse("oscar2").recent_tokens, 256);
-  ASSERT_EQ(methods().size(), 4u);
+  const Method kv2 = CacheSpec::parse("kv2").method;
+  EXPECT_EQ(kv2.codec, CodecId::Int2);
+  EXPECT_EQ(kv2.transform, TransformKind::Calibrated);
+  EXPECT_EQ(kv2.coder_k(), CoderKind::Feedback);
+  EXPECT_EQ(kv2.coder_v(), CoderKind::Feedback);
+  EXPECT_TRUE(kv2.needs_calibration());
+  EXPECT_EQ(oscar.coder_k(), CoderKind::Round);
+  ASSERT_EQ(methods().size(), 5u);
   EXPECT_EQ(methods()[0].name, "bf16");
   EXPECT_EQ(methods()[3].name, "oscar2");
+  EXPECT_EQ(methods()[4].name, "kv2");
 }
 
 TEST(Methods, ParametersReachTheMethod) {
@@ -77,6 +85,14 @@ TEST(Methods, ParametersReachTheMethod) {
   EXPECT_EQ(q.clip_v, 0.88f);
   EXPECT_FALSE(q.needs_calibration());
   EXPECT_TRUE(CacheSpec::parse("quarot2:clip-v=search").method.needs_calibration());
+  const Method k = CacheSpec::parse("kv2:damp=0.1,steps=0.9/1.2,refit=2,feedback=k,clip-v=0.88,group=32").method;
+  EXPECT_EQ(k.damp, 0.1f);
+  EXPECT_EQ(k.steps, (std::vector<float>{0.9f, 1.2f}));
+  EXPECT_EQ(k.refits, 2);
+  EXPECT_EQ(k.coder_k(), CoderKind::Feedback);
+  EXPECT_EQ(k.coder_v(), CoderKind::Round);
+  EXPECT_EQ(k.clip_v, 0.88f);
+  EXPECT_EQ(CacheSpec::parse("kv2:feedback=v").method.coder_k(), CoderKind::Round);
   // A later parameter wins over the shorthand before it.
   EXPECT_EQ(CacheSpec::parse("oscar2:clip=off,clip-v=0.9").method_text(), "oscar2:clip-k=off,clip-v=0.9");
 }
@@ -87,6 +103,10 @@ TEST(Methods, CanonicalTextNamesOnlyWhatDiffers) {
   EXPECT_EQ(CacheSpec::parse("naive2:clip=1").method_text(), "naive2");
   EXPECT_EQ(CacheSpec::parse("naive2:group=32,clip-v=0.5,clip-k=0.25").method_text(),
             "naive2:clip-k=0.25,clip-v=0.5,group=32");
+  EXPECT_EQ(CacheSpec::parse("kv2").method_text(), "kv2");
+  EXPECT_EQ(CacheSpec::parse("kv2:feedback=both,clip=search,refit=1").method_text(), "kv2");
+  EXPECT_EQ(CacheSpec::parse("kv2:steps=1,refit=0,share=layer,feedback=v,damp=0.5").method_text(),
+            "kv2:share=layer,feedback=v,damp=0.5,steps=1,refit=0");
 }
 
 TEST(Methods, TextReadsBackToTheSameSpec) {
@@ -99,11 +119,18 @@ TEST(Methods, TextReadsBackToTheSameSpec) {
   };
   std::set<std::string> texts;
   for (int i = 0; i < 20000; ++i) {
-    CacheSpec spec = CacheSpec::parse(methods()[pick(4)].name);
+    CacheSpec spec = CacheSpec::parse(methods()[pick(static_cast<int>(methods().size()))].name);
     Method& m = spec.method;
     if (m.quantized()) {
-      m.clip_k = clip();
-      m.clip_v = clip();
+      if (m.coder == CoderKind::Feedback) {
+        m.sides = static_cast<FeedbackSides>(pick(3));
+        m.damp = std::ldexp(static_cast<float>(rng() % 0xffff + 1), -18);
+        m.steps.assign(1 + pick(8), 1.0f);
+        for (float& step : m.steps) step = 0.01f + static_cast<float>(rng() % 0xffff) * 1e-3f;
+        m.refits = pick(9);
+      }
+      if (m.coder_k() == CoderKind::Round) m.clip_k = clip();
+      if (m.coder_v() == CoderKind::Round) m.clip_v = clip();
       m.group = pick(2) ? 0 : 4 * (1 + pick(128));
     }
     if (m.transform == TransformKind::Calibrated) {
@@ -121,7 +148,7 @@ TEST(Methods, TextReadsBackToTheSameSpec) {
 
 TEST(Methods, RefusalsNameWhatIsAllowed) {
   expect_has(parse_refusal("kivi2"),
-             {"unknown method 'kivi2'", "bf16 (", "naive2 (", "quarot2 (", "oscar2 ("});
+             {"unknown method 'kivi2'", "bf16 (", "naive2 (", "quarot2 (", "oscar2 (", "kv2 ("});
   expect_has(parse_refusal(""), {"unknown method ''", "oscar2"});
   expect_has(parse_refusal("Oscar2"), {"unknown method 'Oscar2'"});
   expect_has(parse_refusal("oscar2:bits=3"), {"unknown parameter 'bits'", "clip-k", "group", "target-v"});
@@ -137,6 +164,22 @@ TEST(Methods, RefusalsNameWhatIsAllowed) {
   for (const char* value : {"0", "3", "30", "-4", "516", "99999999999", "32.", "x", ""}) {
     expect_has(parse_refusal(std::string("naive2:group=") + value), {"group", "multiple of 4"});
   }
+  for (const char* value : {"0", "-1", "1e9", "nan", "x", ""}) {
+    expect_has(parse_refusal(std::string("kv2:damp=") + value), {"damp", "1e-6"});
+  }
+  for (const char* value : {"", "/", "1/", "/1", "0", "1/-1", "1/nan", "1/1/1/1/1/1/1/1/1", "1;2"}) {
+    expect_has(parse_refusal(std::string("kv2:steps=") + value), {"steps", "1 to 8"});
+  }
+  for (const char* value : {"-1", "9", "1.5", ""}) {
+    expect_has(parse_refusal(std::string("kv2:refit=") + value), {"refit", "0 to 8"});
+  }
+  expect_has(parse_refusal("kv2:feedback=q"), {"'q' is no value of feedback", "k, v or both"});
+  expect_has(parse_refusal("oscar2:damp=1"), {"unknown parameter 'damp'"});
+  // What would have no effect is refused.
+  expect_has(parse_refusal("kv2:clip-k=0.9"), {"clip-k has no effect", "feedback=v"});
+  expect_has(parse_refusal("kv2:clip=0.9"), {"clip-k has no effect"});
+  expect_has(parse_refusal("kv2:feedback=k,clip-k=off,clip-v=0.9"), {"clip-k has no effect"});
+  expect_has(parse_refusal("kv2:clip-v=0.9,feedback=v"), {"clip-v has no effect", "feedback=k"});
   for (const char* text :
        {"oscar2:", "oscar2:,", "oscar2:group=32,", "oscar2:clip-k", "oscar2:=1", "oscar2 "}) {
     EXPECT_FALSE(parse_refusal(text).empty()) << text;
@@ -183,6 +226,15 @@ TEST(Methods, ValidateNamesWhatDoesNotFit) {
   CacheSpec spec = CacheSpec::parse("naive2");
   spec.method.clip_k = 1.5f;
   expect_has(why(spec, 128), {"clip-k", "(0, 1]"});
+  spec = CacheSpec::parse("kv2");
+  expect_has(why(spec, 72), {"order 72", "kv2:rotation=u"});
+  spec.method.steps.clear();
+  expect_has(why(spec, 128), {"steps are []"});
+  spec.method.steps = {1, -1};
+  expect_has(why(spec, 128), {"steps are [1, -1]"});
+  spec.method.steps = {1};
+  spec.method.damp = 0;
+  expect_has(why(spec, 128), {"damp is 0"});
   spec.method = {.name = "own"};
   expect_has(why(spec, 128), {"unknown method 'own'"});
 }
@@ -191,11 +243,13 @@ TEST(Methods, HashIsStableAndTellsSpecsApart) {
   // Goldens: a change here means that no file or cache key of an earlier version is recognised any more.
   EXPECT_EQ(CacheSpec::parse("bf16").hash(), 0xd73b94f41d549b06u);
   EXPECT_EQ(CacheSpec::parse("oscar2").hash(), 0x6b3f0b29eff9d46du);
+  EXPECT_EQ(CacheSpec::parse("kv2").hash(), 0x3183de4d0e9c460bu);
   EXPECT_EQ(CacheSpec::parse("oscar2:clip=search").hash(), CacheSpec::parse("oscar2").hash());
   std::set<uint64_t> seen;
   for (const char* text :
        {"bf16", "naive2", "quarot2", "oscar2", "oscar2:group=32", "oscar2:clip-k=0.9", "oscar2:clip-v=0.9",
-        "oscar2:share=layer", "oscar2:rotation=uh", "oscar2:target-v=cov"}) {
+        "oscar2:share=layer", "oscar2:rotation=uh", "oscar2:target-v=cov", "kv2", "kv2:feedback=k",
+        "kv2:feedback=v", "kv2:damp=0.03", "kv2:steps=1", "kv2:refit=2", "kv2:group=32", "kv2:rotation=uh"}) {
     CacheSpec spec = CacheSpec::parse(text);
     EXPECT_TRUE(seen.insert(spec.hash()).second) << text;
     spec.sink_tokens = 0;

@@ -11,6 +11,7 @@
 #include "calibrate/clip_search.h"
 #include "calibrate/sequence_walk.h"
 #include "calibrate/statistics.h"
+#include "calibrate/value_metric.h"
 #include "engine/transforms.h"
 
 namespace kv2 {
@@ -108,7 +109,10 @@ Calibration calibrate(Model& model, const std::vector<int32_t>& tokens, const Ca
   out.head_dim = shape.head_dim;
   out.n_tokens = options.n_tokens;
   out.text_hash = hash_tokens(text);
-  for (int l = 0; l < shape.n_layers; l++) out.layers.push_back(statistics.layer(l));
+  for (int l = 0; l < shape.n_layers; l++) {
+    out.layers.push_back(statistics.layer(l));
+    out.layers.back().metric_v = value_metric(model, l, team);
+  }
   if (options.n_held_out > 0) search_clips(model, text.subspan(options.n_tokens), options.window, team, out);
   out.notes["tool"] = "kv2 " KV2_VERSION;
   out.notes["source"] = options.source;

@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 #include "calibrate/clip_search.h"
 #include "calibrate/sequence_walk.h"
 #include "calibrate/tiny_model.h"
+#include "calibrate/value_metric.h"
 #include "kv2/error.h"
 
 namespace kv2 {
@@ -70,12 +72,43 @@ TEST(Calibrate, ReadsFreshWindowsAndFillsEverything) {
   for (size_t i = 0; i < naive.sum.size(); i++)
     ASSERT_NEAR(c.layers[1].k_cov[i], naive.sum[i] / 300, 1e-3) << i;
   for (const LayerCalibration& l : c.layers) {
-    for (const auto* matrix : {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov}) {
+    for (const auto* matrix : {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov, &l.metric_v}) {
       ASSERT_EQ(matrix->size(), 2u * 16 * 16);
       EXPECT_TRUE(std::all_of(matrix->begin(), matrix->end(), [](float x) { return std::isfinite(x); }));
       EXPECT_GT((*matrix)[0], 0.0f);
     }
     for (const auto* mean : {&l.k_mean, &l.k_pre_mean, &l.v_mean}) ASSERT_EQ(mean->size(), 2u * 16);
+  }
+}
+
+// v·M·v' is the squared length of what v becomes behind W_o, summed over the query heads that read it.
+TEST(Calibrate, MetricOfValuesIsWhatTheOutputProjectionDoes) {
+  TinyModel model(64);
+  const ModelConfig& config = model->config();
+  const KvShape shape = config.kv_shape();
+  const int d = shape.head_dim, width = shape.n_heads * d;
+  ThreadTeam team(2);
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  for (int layer = 0; layer < shape.n_layers; layer++) {
+    std::vector<float> w_o(static_cast<size_t>(config.hidden) * width), v(d);
+    model->read_output_projection(layer, w_o.data());
+    const std::vector<float> metric = value_metric(*model, layer, team);
+    ASSERT_EQ(metric.size(), static_cast<size_t>(shape.n_kv_heads) * d * d);
+    for (int head = 0; head < shape.n_kv_heads; head++) {
+      for (float& x : v) x = normal(random);
+      double want = 0, got = 0;
+      for (int r = head * shape.q_per_kv(); r < (head + 1) * shape.q_per_kv(); r++) {
+        for (int row = 0; row < config.hidden; row++) {
+          double sum = 0;
+          for (int i = 0; i < d; i++) sum += double{w_o[static_cast<size_t>(row) * width + r * d + i]} * v[i];
+          want += sum * sum;
+        }
+      }
+      for (int i = 0; i < d; i++)
+        for (int j = 0; j < d; j++) got += double{metric[(head * d + i) * d + j]} * v[i] * v[j];
+      EXPECT_NEAR(got, want, 1e-5 * want);
+    }
   }
 }
 

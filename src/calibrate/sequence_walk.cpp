@@ -12,8 +12,7 @@ std::unique_ptr<KvCache> make_cache(Model& model, const CacheSpec& spec, const C
   spec.validate(shape.head_dim);
   if (calibration && spec.method.needs_calibration()) calibration->require_model(model.fingerprint());
   FittedMethod fitted = fit_method(spec, shape, calibration);
-  return std::make_unique<KvCache>(model.backend(), spec, shape, capacity, std::move(fitted.transforms),
-                                   std::move(fitted.clips));
+  return std::make_unique<KvCache>(model.backend(), spec, shape, capacity, std::move(fitted));
 }
 
 void require_in_vocabulary(std::span<const int32_t> tokens, const ModelConfig& config, const char* what) {

@@ -8,7 +8,7 @@
 #include "base/float16.h"
 #include "cpu/elementwise.h"
 #include "cpu/head_page.h"
-#include "quant/int2/int2.h"
+#include "quant/int2/encode_head.h"
 
 namespace kv2::cpu {
 
@@ -110,9 +110,9 @@ void demote(ThreadTeam& team, WorkerScratch& scratch, const DemoteParams& p) {
     const auto params = [&](size_t at) { return reinterpret_cast<fp16*>(canonical + at); };
     transpose_keys(full, d, keys);
     const auto* values = reinterpret_cast<const bf16*>(full) + static_cast<size_t>(kPageTokens) * d;
-    int2::encode_rows(keys, static_cast<size_t>(d), d, p.k, codes(layout.k_codes()),
+    int2::encode_head(keys, static_cast<size_t>(d), d, p.k, head, codes(layout.k_codes()),
                       params(layout.k_params()));
-    int2::encode_rows(values, static_cast<size_t>(d), d, p.v, codes(layout.v_codes()),
+    int2::encode_head(values, static_cast<size_t>(d), d, p.v, head, codes(layout.v_codes()),
                       params(layout.v_params()));
     import_packed(packed, layout, canonical);
   });

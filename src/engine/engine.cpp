@@ -35,8 +35,7 @@ KvCache make_engine_cache(Model& model, const EngineOptions& o, const Calibratio
                                .n_sequences = o.n_sequences,
                                .chunk_tokens = o.chunk_tokens,
                                .prefix_full_pages = 0};
-  return KvCache(model.backend(), o.cache, shape, capacity, std::move(fitted.transforms),
-                 std::move(fitted.clips));
+  return KvCache(model.backend(), o.cache, shape, capacity, std::move(fitted));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of Engine. Requests wait in order of arrival; running ones are in order of admission. A step
-// gives up pages of the youngest only when nobody could move otherwise; it starts over then, with the same
-// answer.
+// The inside of Engine. Requests wait in order of arrival for a place in the cache; running ones are in order of
+// admission. The cache is planned for n_sequences of the whole context, so what runs can always finish.
 #pragma once
 
 #include <deque>

@@ -2,6 +2,7 @@
 #include "engine/transforms.h"
 
 #include "base/check.h"
+#include "quant/feedback/factors.h"
 #include "quant/rotation.h"
 
 namespace kv2 {
@@ -36,13 +37,44 @@ void check_calibration(const CacheSpec& spec, const KvShape& shape, const Calibr
                 shape.n_kv_heads, shape.head_dim);
 }
 
-Transform rotation(const std::vector<float>& statistic, const char* name, int layer, const Method& method,
-                   const KvShape& shape) {
+void check_size(const std::vector<float>& statistic, const char* name, int layer, const KvShape& shape) {
   const size_t wanted = static_cast<size_t>(shape.n_kv_heads) * shape.head_dim * shape.head_dim;
   if (statistic.size() != wanted)
     throw_error(ErrorCode::BadFile, "calibration: layer {}: {} has {} values, expected {}", layer, name,
                 statistic.size(), wanted);
+}
+
+Transform rotation(const std::vector<float>& statistic, const char* name, int layer, const Method& method,
+                   const KvShape& shape) {
+  check_size(statistic, name, layer, shape);
   return calibrated_transform(statistic, shape.n_kv_heads, shape.head_dim, method.recipe, method.sharing);
+}
+
+/// What the coder `feedback` needs: queries read keys, so their metric is C_Q; W_o reads values.
+LayerFactors factors(const LayerCalibration& c, int layer, const CacheSpec& spec, const LayerTransforms& t,
+                     const KvShape& shape) {
+  const Method& m = spec.method;
+  const int group = spec.group_for(shape.head_dim);
+  LayerFactors out;
+  if (m.coder_k() == CoderKind::Feedback) {
+    check_size(c.c_q, "c_q", layer, shape);
+    out.k = fit_feedback(c.c_q, t.k, group, m.damp);
+  }
+  if (m.coder_v() == CoderKind::Feedback) {
+    check_size(c.metric_v, "metric_v", layer, shape);
+    out.v = fit_feedback(c.metric_v, t.v, group, m.damp);
+  }
+  return out;
+}
+
+LayerTransforms transforms(const LayerCalibration* c, int layer, const Method& method, const KvShape& shape) {
+  if (method.transform == TransformKind::Calibrated)
+    return {rotation(c->c_q, "c_q", layer, method, shape),
+            rotation(value_statistic(*c, method.value_target), "the value statistic", layer, method, shape)};
+  const Transform same = method.transform == TransformKind::Hadamard
+                             ? hadamard_transform(shape.n_kv_heads, shape.head_dim)
+                             : identity_transform(shape.n_kv_heads, shape.head_dim);
+  return {same, same};
 }
 
 }  // namespace
@@ -54,14 +86,9 @@ FittedMethod fit_method(const CacheSpec& spec, const KvShape& shape, const Calib
   if (method.needs_calibration()) check_calibration(spec, shape, calibration);
   for (int i = 0; i < shape.n_layers; i++) {
     const LayerCalibration* layer = method.needs_calibration() ? &calibration->layers[i] : nullptr;
-    if (method.transform == TransformKind::Hadamard) {
-      const Transform h = hadamard_transform(shape.n_kv_heads, shape.head_dim);
-      out.transforms.push_back({h, h});
-    } else if (method.transform == TransformKind::Calibrated) {
-      out.transforms.push_back(
-          {rotation(layer->c_q, "c_q", i, method, shape),
-           rotation(value_statistic(*layer, method.value_target), "the value statistic", i, method, shape)});
-    }
+    const LayerTransforms t = transforms(layer, i, method, shape);
+    if (method.coder == CoderKind::Feedback) out.factors.push_back(factors(*layer, i, spec, t, shape));
+    if (method.transform != TransformKind::Identity) out.transforms.push_back(t);
     out.clips.emplace_back(method.clip_k ? *method.clip_k : layer->clip_k,
                            method.clip_v ? *method.clip_v : layer->clip_v);
   }

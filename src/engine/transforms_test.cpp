@@ -7,6 +7,7 @@
 #include <random>
 
 #include "kv2/error.h"
+#include "quant/feedback/factors.h"
 #include "quant/rotation.h"
 
 namespace kv2 {
@@ -39,6 +40,7 @@ Calibration random_calibration() {
                           .c_s = covariance(),
                           .c_s_energy = covariance(),
                           .v_cov = covariance(),
+                          .metric_v = covariance(),
                           .clip_k = i == 0 ? 0.9f : 0.8f,
                           .clip_v = i == 0 ? 0.7f : 0.6f});
   return out;
@@ -80,6 +82,30 @@ TEST(FitMethod, OscarRotatesKeysByQueriesAndValuesByTheChosenStatistic) {
   }
 }
 
+TEST(FitMethod, Kv2CodesKeysUnderTheQueriesAndValuesUnderTheOutputProjection) {
+  const Calibration calibration = random_calibration();
+  const auto expect_factors = [](const FeedbackFactors& got, const FeedbackFactors& want) {
+    EXPECT_EQ(got.f, want.f);
+    EXPECT_EQ(got.weight, want.weight);
+    EXPECT_EQ(got.ones, want.ones);
+  };
+  for (const char* method : {"kv2:damp=0.1,group=4", "kv2:feedback=k", "kv2:feedback=v"}) {
+    const CacheSpec spec = CacheSpec::parse(method);
+    const FittedMethod f = fit_method(spec, kShape, &calibration);
+    ASSERT_EQ(f.factors.size(), 2u);
+    ASSERT_EQ(f.transforms.size(), 2u);
+    const auto& layer = calibration.layers[1];
+    EXPECT_EQ(f.transforms[1].k.encode, encode_of(layer.c_q, spec.method));
+    EXPECT_EQ(f.transforms[1].v.encode, encode_of(layer.c_s, spec.method));
+    const int group = spec.group_for(16);
+    const FeedbackFactors k = fit_feedback(layer.c_q, f.transforms[1].k, group, spec.method.damp);
+    const FeedbackFactors v = fit_feedback(layer.metric_v, f.transforms[1].v, group, spec.method.damp);
+    expect_factors(f.factors[1].k, spec.method.coder_k() == CoderKind::Feedback ? k : FeedbackFactors{});
+    expect_factors(f.factors[1].v, spec.method.coder_v() == CoderKind::Feedback ? v : FeedbackFactors{});
+  }
+  EXPECT_TRUE(fit_method(CacheSpec::parse("oscar2"), kShape, &calibration).factors.empty());
+}
+
 TEST(FitMethod, ClipsComeFromTheFileUnlessTheMethodHasItsOwn) {
   const Calibration calibration = random_calibration();
   CacheSpec spec = CacheSpec::parse("oscar2");
@@ -108,6 +134,10 @@ TEST(FitMethod, RefusesWithTheNextStep) {
   other = random_calibration();
   other.layers[1].c_s.pop_back();
   expect_error(ErrorCode::BadFile, "layer 1", spec, &other);
+  other = random_calibration();
+  other.layers[1].metric_v.clear();
+  expect_error(ErrorCode::BadFile, "layer 1: metric_v", CacheSpec::parse("kv2"), &other);
+  expect_error(ErrorCode::BadArgument, "kv2 calibrate MODEL", CacheSpec::parse("kv2"), nullptr);
 }
 
 }  // namespace

@@ -5,9 +5,9 @@
 // clang-format off
 //   metadata   format = "kv2-calibration", format_version, method = "oscar", model_fingerprint, n_kv_heads, head_dim,
 //              n_layers, n_tokens, text_hash, tool_version, notes.* (free text)
-//   layer.<i>. c_q, c_s, c_s_energy, k_cov, k_pre_cov, v_cov   F32 [n_kv_heads, head_dim, head_dim]
-//              k_mean, k_pre_mean, v_mean                      F32 [n_kv_heads, head_dim]
-//              clips                                           F32 [2]: K, V
+//   layer.<i>. c_q, c_s, c_s_energy, k_cov, k_pre_cov, v_cov, metric_v   F32 [n_kv_heads, head_dim, head_dim]
+//              k_mean, k_pre_mean, v_mean                                F32 [n_kv_heads, head_dim]
+//              clips                                                     F32 [2]: K, V
 // clang-format on
 //
 // Ensured by load and save: every tensor there and no other, shapes as the metadata says, all values finite,

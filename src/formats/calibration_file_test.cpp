@@ -32,6 +32,7 @@ void expect_equal(const LayerCalibration& a, const LayerCalibration& b) {
   EXPECT_EQ(a.k_pre_mean, b.k_pre_mean);
   EXPECT_EQ(a.v_cov, b.v_cov);
   EXPECT_EQ(a.v_mean, b.v_mean);
+  EXPECT_EQ(a.metric_v, b.metric_v);
   EXPECT_EQ(a.clip_k, b.clip_k);
   EXPECT_EQ(a.clip_v, b.clip_v);
 }
@@ -133,8 +134,10 @@ TEST_F(CalibrationFile, OtherKindsOfFiles) {
 }
 
 TEST_F(CalibrationFile, Metadata) {
-  put_with("format_version", "2");
-  expect_bad({"format '2'", "1", "kv2 calibrate"}, ErrorCode::Unsupported);
+  put_with("format_version", "1");  // had no metric_v
+  expect_bad({"format '1'", "2", "kv2 calibrate"}, ErrorCode::Unsupported);
+  put_with("format_version", "3");
+  expect_bad({"format '3'", "2", "kv2 calibrate"}, ErrorCode::Unsupported);
   put_with("method", "magic");
   expect_bad({"'magic'", "oscar"}, ErrorCode::Unsupported);
   for (const char* key : {"format_version", "method", "model_fingerprint", "n_kv_heads", "head_dim",
@@ -151,7 +154,7 @@ TEST_F(CalibrationFile, Metadata) {
   put_with("model_fingerprint", "");
   expect_bad({"fingerprint"});
   put_with("n_layers", "65536");  // before anything is allocated for them
-  expect_bad({"20 tensors", "655360"});
+  expect_bad({"22 tensors", "720896"});
   put_with("head_dim", "4");
   expect_bad({"'layer.0.c_q'", "expected F32 [2, 4, 4]", "found F32 [2, 3, 3]"});
   put_with("n_kv_heads", "1");
@@ -160,11 +163,11 @@ TEST_F(CalibrationFile, Metadata) {
 
 TEST_F(CalibrationFile, Tensors) {
   for (const char* field : {"c_q", "c_s", "c_s_energy", "k_cov", "k_mean", "k_pre_cov", "k_pre_mean", "v_cov",
-                            "v_mean", "clips"}) {
+                            "v_mean", "metric_v", "clips"}) {
     const std::string name = std::string("layer.1.") + field;
     SCOPED_TRACE(name);
     put_with_tensor(name, [](SafetensorsTensor& t) { t.name.clear(); });
-    expect_bad({"19 tensors", "20"});
+    expect_bad({"21 tensors", "22"});
     put_with_tensor(name, [](SafetensorsTensor& t) { t.name += "x"; });
     expect_bad({"'" + name + "'", "missing"});
     put_with_tensor(name, [](SafetensorsTensor& t) { t.shape.push_back(1); });

@@ -70,7 +70,7 @@ ScratchPlan::ScratchPlan(const ModelConfig& c, int rows) {
   last = part.take(static_cast<size_t>(logit_tile) * c.hidden);
   logits = part.take(static_cast<size_t>(logit_tile) * c.vocab);
   n_floats = std::max(n_floats, part.at);
-  max_width = std::max({c.qkv_width(), 2 * c.intermediate, c.hidden, c.vocab});
+  max_width = std::max({c.hidden, c.n_heads * c.head_dim, c.intermediate});
 }
 
 Model::Impl::Impl(Backend& b, std::unique_ptr<TensorFile> f, int rows)

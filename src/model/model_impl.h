@@ -24,7 +24,7 @@ struct ScratchPlan {
   size_t gate_up = 0, activation = 0;                  // the MLP's part, over attention's
   size_t last = 0, logits = 0;  // the head's part, over both: [tile, hidden], [tile, vocab]
   size_t n_floats = 0;
-  int max_width = 0;  // of any linear
+  int max_width = 0;  // the widest input of a linear
 
   size_t bytes() const { return n_floats * sizeof(float); }
 };
