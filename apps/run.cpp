@@ -44,7 +44,7 @@ struct Answer {
 Answer generate(Engine& engine, const Tokenizer& tokenizer, const GenerateRequest& request, bool show) {
   Answer a;
   a.n_prompt = static_cast<int64_t>(request.prompt.size());
-  Detokenizer out(tokenizer);
+  Detokenizer out(tokenizer, Detokenizer::Start::Continuation);  // the answer goes on with the prompt's text
   const auto emit = [&](const std::string& text) {
     a.text += text;
     if (!show || text.empty()) return;
@@ -125,7 +125,7 @@ class Conversation {
       more = t.encode(text, Tokenizer::Special::AsText, bos);
     } else if (tokens_.empty()) {
       std::vector<ChatMessage> messages;
-      const std::string system = o_.system.empty() ? default_system_message(session_.chat_template) : o_.system;
+      const std::string system = system_message_for(session_.chat_template, o_.system);
       if (!system.empty()) messages.push_back({"system", system});
       messages.push_back({"user", text});
       more = t.encode(apply_chat_template(*format_, messages), Tokenizer::Special::Parse, bos);
