@@ -28,8 +28,7 @@ struct Sizes {
 }  // namespace
 
 size_t DeviceFactors::bytes(const Method& method, const KvShape& shape, int group) {
-  const size_t sides =
-      (method.coder_k() == CoderKind::Feedback) + (method.coder_v() == CoderKind::Feedback);
+  const size_t sides = (method.coder_k() == CoderKind::Feedback) + (method.coder_v() == CoderKind::Feedback);
   return sides == 0 ? 0 : shape.n_layers * sides * Sizes(shape, group).bytes();
 }
 
@@ -37,8 +36,8 @@ DeviceFactors::DeviceFactors(Backend& backend, const Method& method, const KvSha
                              std::span<const LayerFactors> factors)
     : slab_(backend, bytes(method, shape, group)) {
   if (!slab_.data()) return;
-  KV2_CHECK(static_cast<int>(factors.size()) == shape.n_layers, "factors of {} layers, not {}", factors.size(),
-            shape.n_layers);
+  KV2_CHECK(static_cast<int>(factors.size()) == shape.n_layers, "factors of {} layers, not {}",
+            factors.size(), shape.n_layers);
   const Sizes sizes(shape, group);
   std::byte* next = slab_.data();
   const auto place = [&](const std::vector<float>& values, size_t n) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceFactors: the tables of the coder `feedback` of all layers in one slab of device memory, in the form in
-// which every backend's kernels read them (FeedbackTables of all KV heads). Nothing else knows how they lie.
+// DeviceFactors: the tables of the coder `feedback` of all layers in one slab of device memory, in the form
+// in which every backend's kernels read them (FeedbackTables of all KV heads). Nothing else knows how they
+// lie.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +16,8 @@ namespace kv2 {
 
 class DeviceFactors {
  public:
-  /// factors: one per layer, of the sides that the method codes with `feedback`, or empty where it codes none.
-  /// Only reads them here.
+  /// factors: one per layer, of the sides that the method codes with `feedback`, or empty where it codes
+  /// none. Only reads them here.
   DeviceFactors(Backend& backend, const Method& method, const KvShape& shape, int group,
                 std::span<const LayerFactors> factors);
 

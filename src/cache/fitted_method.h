@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FittedMethod: what a method is on one model, layer by layer, as a cache takes it. engine/transforms.h fits it
-// from a calibration; here it is plain host data.
+// FittedMethod: what a method is on one model, layer by layer, as a cache takes it. engine/transforms.h fits
+// it from a calibration; here it is plain host data.
 #pragma once
 
 #include <utility>
@@ -18,9 +18,9 @@ struct LayerFactors {
 
 struct FittedMethod {
   std::vector<LayerTransforms> transforms;     // [n_layers], or empty for identity everywhere
-  std::vector<std::pair<float, float>> clips;  // [n_layers] ratios of K and V, used where the method has none of
-                                               // its own; empty: no clip
-  std::vector<LayerFactors> factors;           // [n_layers] with the coder `feedback`, else empty
+  std::vector<std::pair<float, float>> clips;  // [n_layers] ratios of K and V, used where the method has none
+                                               // of its own; empty: no clip
+  std::vector<LayerFactors> factors;  // [n_layers] with the coder `feedback`, else empty
 };
 
 }  // namespace kv2

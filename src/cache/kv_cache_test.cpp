@@ -182,7 +182,8 @@ FeedbackFactors random_factors(const KvShape& shape, int group, std::mt19937& ra
 TEST(KvCacheMemory, CoderTablesArriveAtTheirLayerAndSide) {
   std::mt19937 random(8);
   const KvShape shape{.n_layers = 3, .n_heads = 6, .n_kv_heads = 3, .head_dim = 20};
-  for (const char* method : {"kv2:rotation=u", "kv2:rotation=u,feedback=k", "kv2:rotation=u,feedback=v,group=4"}) {
+  for (const char* method :
+       {"kv2:rotation=u", "kv2:rotation=u,feedback=k", "kv2:rotation=u,feedback=v,group=4"}) {
     const CacheSpec spec = CacheSpec::parse(method);
     const int group = spec.group_for(shape.head_dim);
     FittedMethod fitted;
@@ -223,7 +224,8 @@ TEST(KvCacheMemory, CoderTablesArriveAtTheirLayerAndSide) {
       expect_tables(cache.coder_v(layer), fitted.factors[layer].v);
     }
     fitted.factors.pop_back();
-    EXPECT_THROW(KvCache(backend, spec, shape, {.context_tokens = 1000}, fitted), Error) << "a layer is missing";
+    EXPECT_THROW(KvCache(backend, spec, shape, {.context_tokens = 1000}, fitted), Error)
+        << "a layer is missing";
   }
 }
 

@@ -64,7 +64,8 @@ template <class T>
 bool read_number(std::string_view text, T low, T high, T& out) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= low && value <= high)) return false;
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= low && value <= high))
+    return false;
   return out = value, true;
 }
 
@@ -99,9 +100,11 @@ constexpr const char* kClips = "a ratio in (0, 1], 'search' (per layer, from the
 constexpr Parameter kParameters[] = {
     {"clip", kClips, Parameter::Of::AllCodes,
      [](std::string_view t, Method& m) { return read_clip(t, m.clip_k) && read_clip(t, m.clip_v); }, nullptr},
-    {"clip-k", kClips, Parameter::Of::AllCodes, [](std::string_view t, Method& m) { return read_clip(t, m.clip_k); },
+    {"clip-k", kClips, Parameter::Of::AllCodes,
+     [](std::string_view t, Method& m) { return read_clip(t, m.clip_k); },
      [](const Method& m) { return clip_text(m.clip_k); }},
-    {"clip-v", kClips, Parameter::Of::AllCodes, [](std::string_view t, Method& m) { return read_clip(t, m.clip_v); },
+    {"clip-v", kClips, Parameter::Of::AllCodes,
+     [](std::string_view t, Method& m) { return read_clip(t, m.clip_v); },
      [](const Method& m) { return clip_text(m.clip_v); }},
     {"group", "a multiple of 4 up to 512 that divides the model's head_dim", Parameter::Of::AllCodes,
      [](std::string_view t, Method& m) { return read_group(t, m.group); },
@@ -186,8 +189,9 @@ void validate_coder(const Method& method) {
   }
   if (method.steps.empty() || method.steps.size() > FeedbackSearch::kMaxSteps ||
       !std::all_of(method.steps.begin(), method.steps.end(), sound_step)) {
-    throw_error(ErrorCode::BadArgument, "method {}: steps are [{}]; it takes 1 to {} numbers from 0.01 to 100",
-                method.name, fmt::join(method.steps, ", "), FeedbackSearch::kMaxSteps);
+    throw_error(ErrorCode::BadArgument,
+                "method {}: steps are [{}]; it takes 1 to {} numbers from 0.01 to 100", method.name,
+                fmt::join(method.steps, ", "), FeedbackSearch::kMaxSteps);
   }
   if (method.refits < 0 || method.refits > kMaxRefits) {
     throw_error(ErrorCode::BadArgument, "method {}: refit is {}; it must be from 0 to {}", method.name,

@@ -26,8 +26,8 @@ bool takes(const Method& method, const Parameter& parameter);
 /// One "key=value" of a method text. Errors: BadArgument, listing what the method takes or the value allows.
 const Parameter& read_parameter(std::string_view item, Method& method);
 
-/// Throws BadArgument unless the values of coder `feedback` are in range and nothing is asked for that would have
-/// no effect.
+/// Throws BadArgument unless the values of coder `feedback` are in range and nothing is asked for that would
+/// have no effect.
 void validate_coder(const Method& method);
 
 }  // namespace kv2

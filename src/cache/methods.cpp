@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The methods table and the text form of a CacheSpec: "name" or "name:key=value,key=value". A new method is
 // one row of rows(); a new parameter one row of method_parameters.cpp. What method_text() prints, parse()
-// reads back to the same Method. It does not know models: whether a group fits is asked with a head_dim, in validate().
+// reads back to the same Method. It does not know models: whether a group fits is asked with a head_dim, in
+// validate().
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -161,12 +162,11 @@ void CacheSpec::validate(int head_dim) const {
   const bool hadamard = method.transform == TransformKind::Hadamard ||
                         (method.transform == TransformKind::Calibrated && method.recipe != RotationRecipe::U);
   if (hadamard && !has_hadamard(head_dim)) {
-    throw_error(
-        ErrorCode::BadArgument,
-        "method {}: no Hadamard matrix of order {} (this model's head_dim); orders: {}; use {}", method.name,
-        head_dim, hadamard_orders(),
-        method.transform == TransformKind::Calibrated ? method.name + ":rotation=u"
-                                                      : "naive2 or oscar2:rotation=u");
+    throw_error(ErrorCode::BadArgument,
+                "method {}: no Hadamard matrix of order {} (this model's head_dim); orders: {}; use {}",
+                method.name, head_dim, hadamard_orders(),
+                method.transform == TransformKind::Calibrated ? method.name + ":rotation=u"
+                                                              : "naive2 or oscar2:rotation=u");
   }
 }
 

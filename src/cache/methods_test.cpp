@@ -85,7 +85,8 @@ TEST(Methods, ParametersReachTheMethod) {
   EXPECT_EQ(q.clip_v, 0.88f);
   EXPECT_FALSE(q.needs_calibration());
   EXPECT_TRUE(CacheSpec::parse("quarot2:clip-v=search").method.needs_calibration());
-  const Method k = CacheSpec::parse("kv2:damp=0.1,steps=0.9/1.2,refit=2,feedback=k,clip-v=0.88,group=32").method;
+  const Method k =
+      CacheSpec::parse("kv2:damp=0.1,steps=0.9/1.2,refit=2,feedback=k,clip-v=0.88,group=32").method;
   EXPECT_EQ(k.damp, 0.1f);
   EXPECT_EQ(k.steps, (std::vector<float>{0.9f, 1.2f}));
   EXPECT_EQ(k.refits, 2);

@@ -72,7 +72,8 @@ TEST(Calibrate, ReadsFreshWindowsAndFillsEverything) {
   for (size_t i = 0; i < naive.sum.size(); i++)
     ASSERT_NEAR(c.layers[1].k_cov[i], naive.sum[i] / 300, 1e-3) << i;
   for (const LayerCalibration& l : c.layers) {
-    for (const auto* matrix : {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov, &l.metric_v}) {
+    for (const auto* matrix :
+         {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov, &l.metric_v}) {
       ASSERT_EQ(matrix->size(), 2u * 16 * 16);
       EXPECT_TRUE(std::all_of(matrix->begin(), matrix->end(), [](float x) { return std::isfinite(x); }));
       EXPECT_GT((*matrix)[0], 0.0f);

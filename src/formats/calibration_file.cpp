@@ -25,15 +25,15 @@ struct Field {
   bool matrix;  // [n_kv_heads, head_dim, head_dim], else [n_kv_heads, head_dim]
 };
 constexpr std::array<Field, 10> kFields = {{{"c_q", &LayerCalibration::c_q, true},
-                                           {"c_s", &LayerCalibration::c_s, true},
-                                           {"c_s_energy", &LayerCalibration::c_s_energy, true},
-                                           {"k_cov", &LayerCalibration::k_cov, true},
-                                           {"k_mean", &LayerCalibration::k_mean, false},
-                                           {"k_pre_cov", &LayerCalibration::k_pre_cov, true},
-                                           {"k_pre_mean", &LayerCalibration::k_pre_mean, false},
-                                           {"v_cov", &LayerCalibration::v_cov, true},
-                                           {"v_mean", &LayerCalibration::v_mean, false},
-                                           {"metric_v", &LayerCalibration::metric_v, true}}};
+                                            {"c_s", &LayerCalibration::c_s, true},
+                                            {"c_s_energy", &LayerCalibration::c_s_energy, true},
+                                            {"k_cov", &LayerCalibration::k_cov, true},
+                                            {"k_mean", &LayerCalibration::k_mean, false},
+                                            {"k_pre_cov", &LayerCalibration::k_pre_cov, true},
+                                            {"k_pre_mean", &LayerCalibration::k_pre_mean, false},
+                                            {"v_cov", &LayerCalibration::v_cov, true},
+                                            {"v_mean", &LayerCalibration::v_mean, false},
+                                            {"metric_v", &LayerCalibration::metric_v, true}}};
 constexpr size_t kTensorsPerLayer = kFields.size() + 1;  // and clips
 
 std::string tensor_name(size_t layer, std::string_view field) {

@@ -21,7 +21,8 @@ inline Calibration small_calibration(int n_kv_heads = 2, int head_dim = 3, int n
   const int vector = n_kv_heads * head_dim, matrix = vector * head_dim;
   for (int i = 0; i < n_layers; i++) {
     LayerCalibration l;
-    for (auto* m : {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov, &l.metric_v}) fill(*m, matrix);
+    for (auto* m : {&l.c_q, &l.c_s, &l.c_s_energy, &l.k_cov, &l.k_pre_cov, &l.v_cov, &l.metric_v})
+      fill(*m, matrix);
     for (auto* v : {&l.k_mean, &l.k_pre_mean, &l.v_mean}) fill(*v, vector);
     l.clip_k = 0.96f - 0.01f * static_cast<float>(i);
     l.clip_v = i == 0 ? 1.0f : 0.9f;

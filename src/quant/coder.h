@@ -14,8 +14,8 @@
 namespace kv2 {
 
 /// What the coder `feedback` knows of a metric G, of all KV heads of one layer and side; made by
-/// fit_feedback() (quant/feedback/factors.h). Device memory of the backend that codes: KvCache holds it in one
-/// slab. G⁻¹ = UᵀU with U upper triangular.
+/// fit_feedback() (quant/feedback/factors.h). Device memory of the backend that codes: KvCache holds it in
+/// one slab. G⁻¹ = UᵀU with U upper triangular.
 struct FeedbackTables {
   const float* f = nullptr;       // [n_kv_heads, head_dim, head_dim] row-major, U_ij / U_ii; read for j > i
   const float* weight = nullptr;  // [n_kv_heads, head_dim] 1 / U_ii²

@@ -28,7 +28,8 @@ using Vec = hn::VFromD<Floats>;
 
 /// rows [64, d] -> columns [d, 64], bit patterns. Blocks of 8x8: three rounds of interleaving row i with row
 /// i+4.
-inline HWY_ATTR void transpose(const uint16_t* rows, size_t row_stride, size_t head_dim, uint16_t* HWY_RESTRICT columns) {
+inline HWY_ATTR void transpose(const uint16_t* rows, size_t row_stride, size_t head_dim,
+                               uint16_t* HWY_RESTRICT columns) {
   size_t blocked = 0;
 #if HWY_TARGET != HWY_SCALAR
   const hn::Full128<uint16_t> d8;

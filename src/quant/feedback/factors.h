@@ -19,9 +19,11 @@ struct FeedbackFactors {
   FeedbackTables tables() const { return {f.data(), weight.data(), ones.data()}; }
 };
 
-/// metric M [n_kv_heads, head_dim, head_dim] in the model's own basis (symmetrised here), transform of the same
-/// shape: G = decode·M·decodeᵀ, scaled to mean diagonal 1, plus damp·I. A metric without any weight (an unused
-/// head) counts as the identity. Errors: BadFile for a value that is not finite; BadArgument unless damp > 0.
-FeedbackFactors fit_feedback(std::span<const float> metric, const Transform& transform, int group, double damp);
+/// metric M [n_kv_heads, head_dim, head_dim] in the model's own basis (symmetrised here), transform of the
+/// same shape: G = decode·M·decodeᵀ, scaled to mean diagonal 1, plus damp·I. A metric without any weight (an
+/// unused head) counts as the identity. Errors: BadFile for a value that is not finite; BadArgument unless
+/// damp > 0.
+FeedbackFactors fit_feedback(std::span<const float> metric, const Transform& transform, int group,
+                             double damp);
 
 }  // namespace kv2

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The coder `feedback`: codes, scale and offset of a vector y chosen to make (y − ŷ)·G·(y − ŷ)ᵀ small, G the
-// metric of whoever reads it, instead of the plain squared error. As in GPTQ, channel after channel: the error
-// of a channel is handed on to those after it in the proportions F_ij = U_ij / U_ii of the Cholesky factor of
-// G⁻¹ = UᵀU, which also diagonalises the metric:
+// metric of whoever reads it, instead of the plain squared error. As in GPTQ, channel after channel: the
+// error of a channel is handed on to those after it in the proportions F_ij = U_ij / U_ii of the Cholesky
+// factor of G⁻¹ = UᵀU, which also diagonalises the metric:
 //
 //   sweep(z):  t_j = z_j − Σ_{i<j} t_i·F_ij          z·G·zᵀ = Σ_j t_j² / U_jj²
 //
@@ -22,8 +22,8 @@ namespace kv2::feedback {
 inline constexpr int kMaxBits = 4;
 
 enum class Offset : uint8_t {
-  Stored,    // x̂ = scale·code + offset
-  Centred,   // x̂ = scale·(code − (2^bits − 1)/2): no offset is stored
+  Stored,   // x̂ = scale·code + offset
+  Centred,  // x̂ = scale·(code − (2^bits − 1)/2): no offset is stored
 };
 
 struct Options {

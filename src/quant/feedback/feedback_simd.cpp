@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // encode_rows: the Highway twin of the specification in feedback.cpp, tokens in lanes, bit-identical on every
 // target: every step is the same fp32 operation as there, in the same order for each token. The work is the
-// triangular sums w_j = z_j − Σ_{i<j} t_i·F_ij of a chunk of tokens at once: solve() keeps a block of kColumns
-// channels times kVectors vectors in registers, reads t_i once per block, and lets `finish` turn each w_j into
-// t_j. Targets without a fused multiply-add get one by element, slow and exact.
+// triangular sums w_j = z_j − Σ_{i<j} t_i·F_ij of a chunk of tokens at once: solve() keeps a block of
+// kColumns channels times kVectors vectors in registers, reads t_i once per block, and lets `finish` turn
+// each w_j into t_j. Targets without a fused multiply-add get one by element, slow and exact.
 #include <hwy/detect_targets.h>
 // Vectors of scalable size cannot be array elements; x86 before AVX2 has no fma.
 #undef HWY_DISABLED_TARGETS
@@ -80,14 +80,20 @@ HWY_INLINE V half_within(V x, float low, float high) {
   HWY_ALIGN uint16_t bits[kLanes];
   return round_to_half(hn::IfThenElse(hn::Gt(x, bottom), below, bottom), bits);
 }
-HWY_INLINE V half_scale(V x) { return half_within(x, 0x1p-24f, 65504.0f); }
-HWY_INLINE V half_offset(V x) { return half_within(x, -65504.0f, 65504.0f); }
+HWY_INLINE V half_scale(V x) {
+  return half_within(x, 0x1p-24f, 65504.0f);
+}
+HWY_INLINE V half_offset(V x) {
+  return half_within(x, -65504.0f, 65504.0f);
+}
 
 /// [n][kChunk] floats; row(i)[v] is vector v.
 HWY_INLINE V at(const float* rows, size_t i, size_t v) {
   return hn::Load(F(), rows + i * kChunk + v * kLanes);
 }
-HWY_INLINE void put(float* rows, size_t i, size_t v, V x) { hn::Store(x, F(), rows + i * kChunk + v * kLanes); }
+HWY_INLINE void put(float* rows, size_t i, size_t v, V x) {
+  hn::Store(x, F(), rows + i * kChunk + v * kLanes);
+}
 
 /// For channels j = first … d−1: w_j = load(j) − Σ_{first<=i<j} t_i·F_ij in order of i, t_j = finish(j, w_j).
 /// first and d are multiples of 4.
@@ -271,8 +277,7 @@ class ChunkCoder {
       tr = fused(wt, at(r_, j, v), tr);
     }
     const V old_s = at(fit_.s, g, v), s = hn::Add(old_s, hn::Div(tr, tt));
-    const auto sound =
-        hn::And(hn::Gt(tt, zero), hn::And(hn::Gt(s, zero), hn::Lt(s, hn::Set(F(), 0x1p40f))));
+    const auto sound = hn::And(hn::Gt(tt, zero), hn::And(hn::Gt(s, zero), hn::Lt(s, hn::Set(F(), 0x1p40f))));
     const V kept = hn::IfThenElse(sound, half_scale(s), old_s);
     put(fit_.s, g, v, kept);
     put(fit_.o, g, v, centred(kept));

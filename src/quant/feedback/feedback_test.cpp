@@ -122,8 +122,8 @@ TEST(Feedback, EveryTargetEqualsTheSpecification) {
       const Options& o = c.options;
       Result got(o);
       encode_rows(c.rows.data(), c.stride, o, c.metric.factors.tables(), got.columns());
-      ASSERT_TRUE(c.want == got) << target << " d " << o.head_dim << " group " << o.group << " bits " << o.bits
-                                 << " centred " << (o.offset == Offset::Centred);
+      ASSERT_TRUE(c.want == got) << target << " d " << o.head_dim << " group " << o.group << " bits "
+                                 << o.bits << " centred " << (o.offset == Offset::Centred);
     }
   });
 }
@@ -142,7 +142,8 @@ TEST(Feedback, TheErrorIsThatOfTheDecodedVector) {
         const float error =
             encode_vector(x, o, m.factors.tables(), codes.data(), scale.data(), offset.data());
         const double want = metric_error(m, x, decoded(o, codes.data(), scale.data(), offset.data()));
-        ASSERT_NEAR(error, want, 1e-3 * want + 1e-9) << "d " << d << " group " << o.group << " bits " << o.bits;
+        ASSERT_NEAR(error, want, 1e-3 * want + 1e-9)
+            << "d " << d << " group " << o.group << " bits " << o.bits;
       }
     }
   }
@@ -233,12 +234,13 @@ TEST(Feedback, AsGoodAsTheOracleAndFarBetterThanRound) {
   }
 }
 
-// Without a metric (G a multiple of the identity) nothing is handed on: what is left is the search of scale and
-// offset, which may not lose to `round` at its best clip by more than its few starts explain.
+// Without a metric (G a multiple of the identity) nothing is handed on: what is left is the search of scale
+// and offset, which may not lose to `round` at its best clip by more than its few starts explain.
 TEST(Feedback, PlainMetricIsASearchOfScaleAndOffset) {
   std::mt19937 rng(17);
   const int d = 64;
-  const FeedbackFactors factors = fit_feedback(std::vector<float>(d * d, 0.0f), identity_transform(1, d), d, 1);
+  const FeedbackFactors factors =
+      fit_feedback(std::vector<float>(d * d, 0.0f), identity_transform(1, d), d, 1);
   const Options o{d, d, 2, Offset::Stored, kSearch};
   double ours = 0, rounded = 0;
   for (int repeat = 0; repeat < 4; ++repeat) {
@@ -317,9 +319,9 @@ TEST(Feedback, DegenerateVectors) {
   }
 }
 
-// A few channels far outside: `round` without a clip spends its range on them, and its best clip per vector is
-// still no better. (One channel at 100 times the others, which no rotated vector has, is where this ends: the starts
-// follow the spread, and plain min/max beats them there by 2.8 times.)
+// A few channels far outside: `round` without a clip spends its range on them, and its best clip per vector
+// is still no better. (One channel at 100 times the others, which no rotated vector has, is where this ends:
+// the starts follow the spread, and plain min/max beats them there by 2.8 times.)
 TEST(Feedback, Outliers) {
   std::mt19937 rng(31);
   std::normal_distribution<float> normal;
@@ -385,9 +387,7 @@ TEST(Feedback, ImpossibleOptionsAreBugs) {
   const FeedbackFactors f = fit_feedback(std::vector<float>(64 * 64, 0.0f), identity_transform(1, 64), 64, 1);
   std::vector<uint8_t> codes(64);
   fp16 scale, offset;
-  const auto code = [&](Options o) {
-    encode_vector(x.data(), o, f.tables(), codes.data(), &scale, &offset);
-  };
+  const auto code = [&](Options o) { encode_vector(x.data(), o, f.tables(), codes.data(), &scale, &offset); };
   code({64, 64, 2, Offset::Stored, kSearch});
   EXPECT_THROW(code({64, 48, 2, Offset::Stored, kSearch}), Error);
   EXPECT_THROW(code({64, 64, 0, Offset::Stored, kSearch}), Error);
