@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/cases/page_world.h"
+#include "quant/feedback/factors.h"
 
 namespace kv2::cases {
 namespace {
@@ -78,15 +79,49 @@ void plant_hard_rows(std::vector<std::byte>& page, int head_dim, Random& random)
   }
 }
 
+/// A coder `feedback` with the tables of a random metric per KV head, in device memory.
+struct FeedbackOnDevice {
+  DeviceArray<float> f, weight, ones;
+  Coder coder;
+
+  FeedbackOnDevice(Backend& backend, const FeedbackFactors& factors, int group)
+      : f(on_device(backend, factors.f)),
+        weight(on_device(backend, factors.weight)),
+        ones(on_device(backend, factors.ones)),
+        coder{.kind = CoderKind::Feedback,
+              .group = group,
+              .tables = {f.data(), weight.data(), ones.data()},
+              .search = {.steps = {0.95f, 1.2f}, .n_steps = 2, .refits = 1}} {}
+
+  static FeedbackOnDevice random(Backend& backend, int n_kv_heads, int d, int group, Random& random) {
+    std::vector<float> metric;
+    for (int h = 0; h < n_kv_heads; h++) {
+      const std::vector<float> a = random.normals(static_cast<size_t>(d) * d, 0.05f, 1.0f);
+      for (int i = 0; i < d; i++) {
+        for (int j = 0; j < d; j++) {
+          float sum = 0;  // eight directions that matter, and a floor
+          for (int k = 0; k < 8; k++) sum += a[i * d + k] * a[j * d + k];
+          metric.push_back(sum + (i == j ? 0.3f : 0.0f));
+        }
+      }
+    }
+    return {backend, fit_feedback(metric, identity_transform(n_kv_heads, d), group, 0.02), group};
+  }
+};
+
+enum class Side : uint8_t { Keys, Values, Both, Neither };
+
 struct DemoteCase {
   int head_dim, n_kv_heads, n_pages, group;
   float clip_k, clip_v;
   bool hard_rows;
+  Side feedback = Side::Neither;  // what the coder `feedback` codes; `round` the rest
 
   OpCase build() const {
-    OpCase c{.op = "demote",
-             .name = fmt::format("pages={} kv={} d={} group={} clips={}/{}{}", n_pages, n_kv_heads, head_dim,
-                                 group, clip_k, clip_v, hard_rows ? " hard rows" : "")};
+    OpCase c{
+        .op = "demote",
+        .name = fmt::format("pages={} kv={} d={} group={} clips={}/{}{}{}", n_pages, n_kv_heads, head_dim,
+                            group, clip_k, clip_v, hard_rows ? " hard rows" : "", feedback_name())};
     const WorldSpec spec{.shape = {2, n_kv_heads, n_kv_heads, head_dim},
                          .layer = 1,
                          .group = group,
@@ -115,13 +150,32 @@ struct DemoteCase {
                               head_dim, bytes);
         }
       }
+      const auto k = FeedbackOnDevice::random(backend, n_kv_heads, head_dim, group, random);
+      const auto v = FeedbackOnDevice::random(backend, n_kv_heads, head_dim, group, random);
+      const bool feedback_k = feedback == Side::Keys || feedback == Side::Both;
+      const bool feedback_v = feedback == Side::Values || feedback == Side::Both;
       return OpRun{
-          [&backend, pages, demotions, spec] {
-            backend.demote({1, spec.coder_k(), spec.coder_v(), pages->view(), demotions});
+          [&backend, pages, demotions, k, v, coder_k = feedback_k ? k.coder : spec.coder_k(),
+           coder_v = feedback_v ? v.coder : spec.coder_v()] {
+            backend.demote({1, coder_k, coder_v, pages->view(), demotions});
           },
           [pages] { return OpOutput{.row_width = 1, .values = {}, .bytes = pages->export_all_packed()}; }};
     };
     return c;
+  }
+
+  const char* feedback_name() const {
+    switch (feedback) {
+      case Side::Keys:
+        return " feedback of K";
+      case Side::Values:
+        return " feedback of V";
+      case Side::Both:
+        return " feedback";
+      case Side::Neither:
+        break;
+    }
+    return "";
   }
 };
 
@@ -212,6 +266,13 @@ std::vector<OpCase> demote_cases() {
       all.push_back(DemoteCase{d, 1, 2, group, 1.0f, 0.01f, true}.build());
     }
   }
+  for (const int d : {64, 80, 96, 128}) {
+    all.push_back(DemoteCase{d, 2, 2, d, 0.9f, 0.9f, false, Side::Both}.build());
+    all.push_back(DemoteCase{d, 1, 2, d / 2, 0.9f, 0.9f, true, Side::Both}.build());
+  }
+  all.push_back(DemoteCase{128, 2, 1, 32, 0.9f, 0.9f, false, Side::Both}.build());
+  all.push_back(DemoteCase{64, 3, 2, 64, 0.9f, 0.9f, true, Side::Keys}.build());
+  all.push_back(DemoteCase{64, 3, 2, 64, 0.9f, 0.9f, true, Side::Values}.build());
   all.push_back(DemoteCase{64, 3, 1, 64, 0.96f, 0.92f, false}.build());
   all.push_back(DemoteCase{128, 8, 7, 128, 0.96f, 0.92f, false}.build());
   return all;
