@@ -31,6 +31,10 @@ enum class RotationSharing : uint8_t { Head, Layer };
 /// the reference code's V' diag(w) V, or the plain self-covariance V'V.
 enum class ValueTarget : uint8_t { AttentionOutput, EnergyWeighted, SelfCovariance };
 
+/// Whether the calibrated mean is taken off every key. It adds the same to all logits of a query, which softmax does not
+/// see, so nothing puts it back.
+enum class Centring : uint8_t { Off, Keys };
+
 /// How codes are chosen for a vector: the nearest ones after a clip, or with error feedback under the metric of whoever
 /// reads it (C_Q for keys, W_o'W_o for values; docs/page-format.md).
 enum class CoderKind : uint8_t { Round, Feedback };
@@ -52,6 +56,8 @@ struct Method {
   RotationRecipe recipe = RotationRecipe::UHP;
   RotationSharing sharing = RotationSharing::Head;
   ValueTarget value_target = ValueTarget::AttentionOutput;
+  Centring centring = Centring::Off;
+  float whiten = 0;  // of keys, 0 to 1: instead of a rotation, channels divided by their spread to this power
   int group = 0;  // values that share one scale and offset; 0: head_dim up to 128, else its default divisor
   /// Clip ratio in (0, 1]; 1 turns clipping off; nullopt: per layer from the calibration file.
   std::optional<float> clip_k = 1.0f, clip_v = 1.0f;

@@ -100,7 +100,8 @@ size_t usual_transform_bytes(const CacheSpec& spec, const KvShape& shape) {
       return DeviceTransforms::bytes(layer);
     }
     case TransformKind::Calibrated:
-      return shape.n_layers * DeviceTransforms::calibrated_layer_bytes(shape);
+      return shape.n_layers *
+             DeviceTransforms::calibrated_layer_bytes(shape, spec.method.centring == Centring::Keys ? 1 : 0);
   }
   return 0;
 }

@@ -125,6 +125,9 @@ TEST(CachePlan, HadamardIsStoredOnceAndCalibratedPerLayer) {
   EXPECT_EQ(plan_cache(spec, shape, {.context_tokens = 64}).transform_bytes, 2u * 32 * 32 * 4);
   spec.method.transform = TransformKind::Calibrated;
   EXPECT_EQ(plan_cache(spec, shape, {.context_tokens = 64}).transform_bytes, 5u * 4 * 2 * 32 * 32 * 4);
+  spec.method.centring = Centring::Keys;
+  EXPECT_EQ(plan_cache(spec, shape, {.context_tokens = 64}).transform_bytes,
+            5u * (4 * 2 * 32 * 32 * 4 + 2 * 32 * 4));
 }
 
 TEST(CachePlan, CoderTablesAreCountedPerSideThatHasThem) {

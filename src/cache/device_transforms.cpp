@@ -65,8 +65,9 @@ size_t DeviceTransforms::bytes(std::span<const LayerTransforms> transforms) {
   return SlabLayout(transforms).bytes;
 }
 
-size_t DeviceTransforms::calibrated_layer_bytes(const KvShape& shape) {
-  return 4 * align(sizeof(float) * shape.n_kv_heads * shape.head_dim * shape.head_dim);
+size_t DeviceTransforms::calibrated_layer_bytes(const KvShape& shape, int n_means) {
+  const size_t width = sizeof(float) * shape.n_kv_heads * shape.head_dim;
+  return 4 * align(width * shape.head_dim) + n_means * align(width);
 }
 
 }  // namespace kv2

@@ -25,8 +25,8 @@ class DeviceTransforms {
   std::array<const float*, 6> layer(int layer) const;
 
   static size_t bytes(std::span<const LayerTransforms> transforms);
-  /// Of a layer whose four matrices all differ, without means.
-  static size_t calibrated_layer_bytes(const KvShape& shape);
+  /// Of a layer whose four matrices all differ, with so many means.
+  static size_t calibrated_layer_bytes(const KvShape& shape, int n_means);
 
  private:
   DeviceSlab slab_;

@@ -22,6 +22,7 @@ constexpr Word<RotationRecipe> kRecipes[] = {
     {"u", RotationRecipe::U}, {"uh", RotationRecipe::UH}, {"uhp", RotationRecipe::UHP}};
 constexpr Word<RotationSharing> kSharings[] = {{"head", RotationSharing::Head},
                                                {"layer", RotationSharing::Layer}};
+constexpr Word<Centring> kCentrings[] = {{"off", Centring::Off}, {"k", Centring::Keys}};
 constexpr Word<FeedbackSides> kSides[] = {
     {"both", FeedbackSides::Both}, {"k", FeedbackSides::Keys}, {"v", FeedbackSides::Values}};
 constexpr Word<ValueTarget> kTargets[] = {{"paper", ValueTarget::AttentionOutput},
@@ -118,6 +119,12 @@ constexpr Parameter kParameters[] = {
     {"target-v", "paper, energy or cov", Parameter::Of::Calibrated,
      [](std::string_view t, Method& m) { return read_word(kTargets, t, m.value_target); },
      [](const Method& m) { return word_of(kTargets, m.value_target); }},
+    {"centre", "k or off", Parameter::Of::Calibrated,
+     [](std::string_view t, Method& m) { return read_word(kCentrings, t, m.centring); },
+     [](const Method& m) { return word_of(kCentrings, m.centring); }},
+    {"whiten", "a number from 0 (a rotation) to 1", Parameter::Of::Calibrated,
+     [](std::string_view t, Method& m) { return read_number(t, 0.0f, 1.0f, m.whiten); },
+     [](const Method& m) { return fmt::format("{}", m.whiten); }},
     {"feedback", "k, v or both; the other side is rounded", Parameter::Of::Feedback,
      [](std::string_view t, Method& m) { return read_word(kSides, t, m.sides); },
      [](const Method& m) { return word_of(kSides, m.sides); }},
@@ -171,6 +178,10 @@ const Parameter& read_parameter(std::string_view item, Method& method) {
 
 // A clip is of the coder `round`: for a side that `feedback` codes it would do nothing.
 void validate_coder(const Method& method) {
+  if (!(method.whiten >= 0 && method.whiten <= 1)) {
+    throw_error(ErrorCode::BadArgument, "method {}: whiten is {}; it must be from 0 to 1", method.name,
+                method.whiten);
+  }
   if (method.coder != CoderKind::Feedback) return;
   const auto refuse_clip = [&](const char* name, const std::optional<float>& clip, CoderKind coder,
                                const char* other) {

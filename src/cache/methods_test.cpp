@@ -94,6 +94,9 @@ TEST(Methods, ParametersReachTheMethod) {
   EXPECT_EQ(k.coder_v(), CoderKind::Round);
   EXPECT_EQ(k.clip_v, 0.88f);
   EXPECT_EQ(CacheSpec::parse("kv2:feedback=v").method.coder_k(), CoderKind::Round);
+  const Method w = CacheSpec::parse("kv2:centre=k,whiten=0.5").method;
+  EXPECT_EQ(w.centring, Centring::Keys);
+  EXPECT_EQ(w.whiten, 0.5f);
   // A later parameter wins over the shorthand before it.
   EXPECT_EQ(CacheSpec::parse("oscar2:clip=off,clip-v=0.9").method_text(), "oscar2:clip-k=off,clip-v=0.9");
 }
@@ -138,6 +141,8 @@ TEST(Methods, TextReadsBackToTheSameSpec) {
       m.recipe = static_cast<RotationRecipe>(pick(3));
       m.sharing = static_cast<RotationSharing>(pick(2));
       m.value_target = static_cast<ValueTarget>(pick(3));
+      m.centring = static_cast<Centring>(pick(2));
+      m.whiten = pick(2) ? 0.0f : std::ldexp(static_cast<float>(rng() % 0x10000 + 1), -16);
     }
     const std::string text = spec.method_text();
     ASSERT_EQ(CacheSpec::parse(text), spec) << text;
@@ -174,6 +179,11 @@ TEST(Methods, RefusalsNameWhatIsAllowed) {
   for (const char* value : {"-1", "9", "1.5", ""}) {
     expect_has(parse_refusal(std::string("kv2:refit=") + value), {"refit", "0 to 8"});
   }
+  for (const char* value : {"-0.1", "1.01", "nan", ""}) {
+    expect_has(parse_refusal(std::string("kv2:whiten=") + value), {"whiten", "0 (a rotation) to 1"});
+  }
+  expect_has(parse_refusal("kv2:centre=v"), {"'v' is no value of centre", "k or off"});
+  expect_has(parse_refusal("quarot2:centre=k"), {"unknown parameter 'centre'"});
   expect_has(parse_refusal("kv2:feedback=q"), {"'q' is no value of feedback", "k, v or both"});
   expect_has(parse_refusal("oscar2:damp=1"), {"unknown parameter 'damp'"});
   // What would have no effect is refused.
@@ -234,6 +244,9 @@ TEST(Methods, ValidateNamesWhatDoesNotFit) {
   spec.method.steps = {1, -1};
   expect_has(why(spec, 128), {"steps are [1, -1]"});
   spec.method.steps = {1};
+  spec.method.whiten = 1.5f;
+  expect_has(why(spec, 128), {"whiten is 1.5"});
+  spec.method.whiten = 0;
   spec.method.damp = 0;
   expect_has(why(spec, 128), {"damp is 0"});
   spec.method = {.name = "own"};
@@ -247,10 +260,26 @@ TEST(Methods, HashIsStableAndTellsSpecsApart) {
   EXPECT_EQ(CacheSpec::parse("kv2").hash(), 0x3183de4d0e9c460bu);
   EXPECT_EQ(CacheSpec::parse("oscar2:clip=search").hash(), CacheSpec::parse("oscar2").hash());
   std::set<uint64_t> seen;
-  for (const char* text :
-       {"bf16", "naive2", "quarot2", "oscar2", "oscar2:group=32", "oscar2:clip-k=0.9", "oscar2:clip-v=0.9",
-        "oscar2:share=layer", "oscar2:rotation=uh", "oscar2:target-v=cov", "kv2", "kv2:feedback=k",
-        "kv2:feedback=v", "kv2:damp=0.03", "kv2:steps=1", "kv2:refit=2", "kv2:group=32", "kv2:rotation=uh"}) {
+  for (const char* text : {"bf16",
+                           "naive2",
+                           "quarot2",
+                           "oscar2",
+                           "oscar2:group=32",
+                           "oscar2:clip-k=0.9",
+                           "oscar2:clip-v=0.9",
+                           "oscar2:share=layer",
+                           "oscar2:rotation=uh",
+                           "oscar2:target-v=cov",
+                           "kv2",
+                           "kv2:feedback=k",
+                           "kv2:feedback=v",
+                           "kv2:damp=0.03",
+                           "kv2:steps=1",
+                           "kv2:refit=2",
+                           "kv2:group=32",
+                           "kv2:rotation=uh",
+                           "kv2:centre=k",
+                           "kv2:whiten=0.5"}) {
     CacheSpec spec = CacheSpec::parse(text);
     EXPECT_TRUE(seen.insert(spec.hash()).second) << text;
     spec.sink_tokens = 0;

@@ -50,6 +50,34 @@ Transform rotation(const std::vector<float>& statistic, const char* name, int la
   return calibrated_transform(statistic, shape.n_kv_heads, shape.head_dim, method.recipe, method.sharing);
 }
 
+/// Of keys as they are stored: centred or not.
+std::vector<float> key_covariance(const LayerCalibration& c, const Method& method, const KvShape& shape) {
+  std::vector<float> out = c.k_cov;
+  if (method.centring == Centring::Off) return out;
+  const size_t d = shape.head_dim;
+  for (size_t h = 0; h < static_cast<size_t>(shape.n_kv_heads); h++)
+    for (size_t i = 0; i < d; i++)
+      for (size_t j = 0; j < d; j++) out[(h * d + i) * d + j] -= c.k_mean[h * d + i] * c.k_mean[h * d + j];
+  return out;
+}
+
+Transform key_transform(const LayerCalibration& c, int layer, const Method& method, const KvShape& shape) {
+  const size_t width = static_cast<size_t>(shape.n_kv_heads) * shape.head_dim;
+  if (method.centring == Centring::Keys && c.k_mean.size() != width)
+    throw_error(ErrorCode::BadFile, "calibration: layer {}: k_mean has {} values, expected {}", layer,
+                c.k_mean.size(), width);
+  Transform out;
+  if (method.whiten > 0) {
+    check_size(c.k_cov, "k_cov", layer, shape);
+    out = whitened_transform(key_covariance(c, method, shape), shape.n_kv_heads, shape.head_dim,
+                             method.recipe, method.sharing, method.whiten);
+  } else {
+    out = rotation(c.c_q, "c_q", layer, method, shape);
+  }
+  if (method.centring == Centring::Keys) out.mean = c.k_mean;
+  return out;
+}
+
 /// What the coder `feedback` needs: queries read keys, so their metric is C_Q; W_o reads values.
 LayerFactors factors(const LayerCalibration& c, int layer, const CacheSpec& spec, const LayerTransforms& t,
                      const KvShape& shape) {
@@ -69,7 +97,7 @@ LayerFactors factors(const LayerCalibration& c, int layer, const CacheSpec& spec
 
 LayerTransforms transforms(const LayerCalibration* c, int layer, const Method& method, const KvShape& shape) {
   if (method.transform == TransformKind::Calibrated)
-    return {rotation(c->c_q, "c_q", layer, method, shape),
+    return {key_transform(*c, layer, method, shape),
             rotation(value_statistic(*c, method.value_target), "the value statistic", layer, method, shape)};
   const Transform same = method.transform == TransformKind::Hadamard
                              ? hadamard_transform(shape.n_kv_heads, shape.head_dim)

@@ -32,6 +32,11 @@ Calibration random_calibration() {
     }
     return all;
   };
+  const auto means = [&] {
+    std::vector<float> all(kShape.n_kv_heads * d);
+    for (float& x : all) x = 0.3f * noise(random);
+    return all;
+  };
   Calibration out;
   out.n_kv_heads = kShape.n_kv_heads;
   out.head_dim = d;
@@ -39,10 +44,16 @@ Calibration random_calibration() {
     out.layers.push_back({.c_q = covariance(),
                           .c_s = covariance(),
                           .c_s_energy = covariance(),
+                          .k_cov = covariance(),
+                          .k_mean = means(),
                           .v_cov = covariance(),
                           .metric_v = covariance(),
                           .clip_k = i == 0 ? 0.9f : 0.8f,
                           .clip_v = i == 0 ? 0.7f : 0.6f});
+  for (LayerCalibration& c : out.layers)  // a second moment holds its mean
+    for (int h = 0; h < kShape.n_kv_heads; h++)
+      for (int i = 0; i < d * d; i++)
+        c.k_cov[h * d * d + i] += c.k_mean[h * d + i / d] * c.k_mean[h * d + i % d];
   return out;
 }
 
@@ -104,6 +115,54 @@ TEST(FitMethod, Kv2CodesKeysUnderTheQueriesAndValuesUnderTheOutputProjection) {
     expect_factors(f.factors[1].v, spec.method.coder_v() == CoderKind::Feedback ? v : FeedbackFactors{});
   }
   EXPECT_TRUE(fit_method(CacheSpec::parse("oscar2"), kShape, &calibration).factors.empty());
+}
+
+// Keys as stored, (k - mean)·encode, have the covariance that the exponent asks for, and q' = q·decode' meets
+// them so that q·k comes out up to the mean's share.
+TEST(FitMethod, KeysCentredAndWhitened) {
+  const Calibration calibration = random_calibration();
+  const LayerCalibration& c = calibration.layers[1];
+  const int d = kShape.head_dim;
+  for (const char* method : {"kv2:centre=k", "kv2:whiten=1,rotation=u", "kv2:centre=k,whiten=1,rotation=u",
+                             "kv2:centre=k,whiten=0.5", "oscar2:whiten=1,rotation=u"}) {
+    const CacheSpec spec = CacheSpec::parse(method);
+    const FittedMethod f = fit_method(spec, kShape, &calibration);
+    const Transform& k = f.transforms[1].k;
+    const bool centred = spec.method.centring == Centring::Keys;
+    EXPECT_EQ(k.mean, centred ? c.k_mean : std::vector<float>{}) << method;
+    EXPECT_TRUE(f.transforms[1].v.mean.empty());
+    EXPECT_LT(inverse_error(k), 1e-4) << method;
+    if (spec.method.whiten == 0) {
+      EXPECT_EQ(k.encode, encode_of(c.c_q, spec.method));
+    }
+    if (spec.method.whiten < 1) continue;
+    for (int head = 0; head < kShape.n_kv_heads; head++) {
+      std::vector<double> covariance(d * d), stored(d);
+      double mean_variance = 0;
+      for (int i = 0; i < d; i++)
+        for (int j = 0; j < d; j++)
+          covariance[i * d + j] = double{c.k_cov[(head * d + i) * d + j]} -
+                                  (centred ? double{c.k_mean[head * d + i]} * c.k_mean[head * d + j] : 0.0);
+      for (int i = 0; i < d; i++) mean_variance += covariance[i * d + i] / d;
+      for (int j = 0; j < d; j++) {
+        for (int l = 0; l <= j; l++) {
+          double sum = 0;
+          for (int a = 0; a < d; a++)
+            for (int b = 0; b < d; b++)
+              sum +=
+                  covariance[a * d + b] * k.encode[(head * d + a) * d + j] * k.encode[(head * d + b) * d + l];
+          if (l < j) {
+            EXPECT_NEAR(sum / mean_variance, 0, 1e-4) << method;
+          } else {  // lambda / (lambda + 5 %) in units of the mean
+            EXPECT_GT(sum / mean_variance, -1e-4) << method;
+            EXPECT_LT(sum / mean_variance, 1) << method;
+            stored[j] = sum / mean_variance;
+          }
+        }
+      }
+      EXPECT_GT(stored[d - 1], 0.95) << "the largest eigenvalue comes last and is far above the floor";
+    }
+  }
 }
 
 TEST(FitMethod, ClipsComeFromTheFileUnlessTheMethodHasItsOwn) {

@@ -31,7 +31,7 @@ Matrix symmetric(std::span<const float> values, int d) {
 
 /// Eigenvectors as columns, ascending eigenvalues, the entry of largest magnitude (the first of equals)
 /// positive.
-Matrix eigenvectors(const Matrix& covariance) {
+Matrix eigenvectors(const Matrix& covariance, Eigen::VectorXd* eigenvalues) {
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver{Eigen::MatrixXd(covariance)};
   if (solver.info() != Eigen::Success) {
     throw_error(ErrorCode::BadFile, "covariance: its eigenvectors were not found; run `kv2 calibrate` again");
@@ -42,12 +42,13 @@ Matrix eigenvectors(const Matrix& covariance) {
     u.col(j).cwiseAbs().maxCoeff(&largest);
     if (u(largest, j) < 0) u.col(j) = -u.col(j);
   }
+  if (eigenvalues) *eigenvalues = solver.eigenvalues();
   return u;
 }
 
-Matrix rotation(const Matrix& covariance, RotationRecipe recipe) {
-  const int d = static_cast<int>(covariance.rows());
-  Matrix r = eigenvectors(covariance);
+/// r·H·P as the recipe says.
+Matrix spread(Matrix r, RotationRecipe recipe) {
+  const int d = static_cast<int>(r.rows());
   if (recipe == RotationRecipe::U) return r;
   const std::vector<double> h = hadamard(d);
   r = r * Eigen::Map<const Matrix>(h.data(), d, d);
@@ -57,6 +58,62 @@ Matrix rotation(const Matrix& covariance, RotationRecipe recipe) {
   Matrix permuted(d, d);
   for (int j = 0; j < d; ++j) permuted.col(j) = r.col(perm[j]);
   return permuted;
+}
+
+Matrix rotation(const Matrix& covariance, RotationRecipe recipe) {
+  return spread(eigenvectors(covariance, nullptr), recipe);
+}
+
+struct Basis {
+  Matrix encode, decode;
+};
+
+Basis rotated(const Matrix& covariance, RotationRecipe recipe) {
+  const Matrix r = rotation(covariance, recipe);
+  return {r, r.transpose()};
+}
+
+constexpr double kFloor = 0.05;  // of the mean eigenvalue: directions that calibration hardly saw stay tame
+
+Basis whitened(const Matrix& covariance, RotationRecipe recipe, double exponent) {
+  Eigen::VectorXd values;
+  const Matrix u = eigenvectors(covariance, &values);
+  const double mean = std::max(covariance.trace(), 0.0) / static_cast<double>(covariance.rows());
+  if (!(mean > 0)) return rotated(covariance, recipe);
+  const Eigen::VectorXd scale = (values.cwiseMax(0.0).array() / mean + kFloor)
+                                    .pow(0.5 * exponent)
+                                    .matrix();  // about 1: bf16 rows stay in range
+  const Matrix encode = spread(u * scale.cwiseInverse().asDiagonal(), recipe);
+  const Matrix decode = spread(u * scale.asDiagonal(), recipe).transpose();
+  return {encode, decode};
+}
+
+/// `fit` of every head's covariance, or of their mean for all heads.
+template <class Fit>
+Transform fit_heads(std::span<const float> covariances, int n_kv_heads, int head_dim, RotationSharing sharing,
+                    const Fit& fit) {
+  const size_t d = static_cast<size_t>(head_dim), square = d * d;
+  KV2_CHECK(n_kv_heads > 0 && covariances.size() == n_kv_heads * square, "{} values for {} heads of {}",
+            covariances.size(), n_kv_heads, head_dim);
+  const auto covariance = [&](int head) {
+    return symmetric(covariances.subspan(head * square, square), head_dim);
+  };
+  Transform out{.n_kv_heads = n_kv_heads, .head_dim = head_dim};
+  Basis shared;
+  if (sharing == RotationSharing::Layer) {
+    Matrix mean = Matrix::Zero(head_dim, head_dim);
+    for (int head = 0; head < n_kv_heads; ++head) mean += covariance(head);
+    shared = fit(Matrix(mean / n_kv_heads));
+  }
+  const auto append = [](const Matrix& m, std::vector<float>& to) {
+    for (Eigen::Index i = 0; i < m.size(); ++i) to.push_back(static_cast<float>(m.data()[i]));
+  };
+  for (int head = 0; head < n_kv_heads; ++head) {
+    const Basis basis = sharing == RotationSharing::Layer ? shared : fit(covariance(head));
+    append(basis.encode, out.encode);
+    append(basis.decode, out.decode);
+  }
+  return out;
 }
 
 }  // namespace
@@ -84,32 +141,14 @@ std::vector<double> rotation_from_covariance(std::span<const float> covariance, 
 
 Transform calibrated_transform(std::span<const float> covariances, int n_kv_heads, int head_dim,
                                RotationRecipe recipe, RotationSharing sharing) {
-  const size_t d = static_cast<size_t>(head_dim), square = d * d;
-  KV2_CHECK(n_kv_heads > 0 && covariances.size() == n_kv_heads * square, "{} values for {} heads of {}",
-            covariances.size(), n_kv_heads, head_dim);
-  Transform transform{.n_kv_heads = n_kv_heads, .head_dim = head_dim};
-  transform.encode.resize(n_kv_heads * square);
-  transform.decode.resize(n_kv_heads * square);
-  Matrix mean = Matrix::Zero(head_dim, head_dim);
-  Matrix shared;
-  if (sharing == RotationSharing::Layer) {
-    for (int head = 0; head < n_kv_heads; ++head)
-      mean += symmetric(covariances.subspan(head * square, square), head_dim);
-    shared = rotation(mean / n_kv_heads, recipe);
-  }
-  for (int head = 0; head < n_kv_heads; ++head) {
-    const Matrix r = sharing == RotationSharing::Layer
-                         ? shared
-                         : rotation(symmetric(covariances.subspan(head * square, square), head_dim), recipe);
-    for (size_t i = 0; i < d; ++i) {
-      for (size_t j = 0; j < d; ++j) {
-        const float x = static_cast<float>(r(i, j));
-        transform.encode[head * square + i * d + j] = x;
-        transform.decode[head * square + j * d + i] = x;
-      }
-    }
-  }
-  return transform;
+  return fit_heads(covariances, n_kv_heads, head_dim, sharing,
+                   [&](const Matrix& covariance) { return rotated(covariance, recipe); });
+}
+
+Transform whitened_transform(std::span<const float> covariances, int n_kv_heads, int head_dim,
+                             RotationRecipe recipe, RotationSharing sharing, double exponent) {
+  return fit_heads(covariances, n_kv_heads, head_dim, sharing,
+                   [&](const Matrix& covariance) { return whitened(covariance, recipe, exponent); });
 }
 
 double inverse_error(const Transform& transform) {

@@ -247,6 +247,31 @@ TEST(Rotation, HeadsAreTheirOwnUnlessShared) {
   for (double x : importance(r, mean, d)) EXPECT_NEAR(x, flat, 1e-4 * flat);
 }
 
+// A rotation where the exponent is 0; with 1 every stored channel has the same variance after H, and the
+// eigenvalues above the floor come out alike.
+TEST(Rotation, WhitenedTransforms) {
+  const int d = 64;
+  const std::vector<float> covariance = random_covariance(d, 100, 8);
+  for (RotationRecipe recipe : kRecipes) {
+    const Transform zero = whitened_transform(covariance, 1, d, recipe, RotationSharing::Head, 0);
+    const Transform plain = calibrated_transform(covariance, 1, d, recipe, RotationSharing::Head);
+    for (int i = 0; i < d * d; ++i) ASSERT_NEAR(zero.encode[i], plain.encode[i], 1e-6);
+    for (double exponent : {0.5, 1.0}) {
+      const Transform t = whitened_transform(covariance, 1, d, recipe, RotationSharing::Layer, exponent);
+      EXPECT_LT(inverse_error(t), 1e-5);
+      const std::vector<double> encode(t.encode.begin(), t.encode.end());
+      const std::vector<double> variance = importance(encode, covariance, d);
+      const auto [least, most] = std::minmax_element(variance.begin(), variance.end());
+      if (recipe != RotationRecipe::U) {
+        EXPECT_LT(*most, *least * 1.001);
+      }
+      if (exponent == 1) {
+        EXPECT_LT(*most, trace(covariance, d) / d * 1.001) << "at most the mean eigenvalue";
+      }
+    }
+  }
+}
+
 TEST(Rotation, DegenerateCovariancesGiveSoundRotations) {
   const int d = 64;
   std::vector<float> zero(d * d, 0.0f), rank_one(d * d), tiny(d * d, 0.0f), huge(d * d, 0.0f);
