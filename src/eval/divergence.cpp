@@ -41,8 +41,7 @@ class Comparison {
  public:
   Comparison(Model& model, const std::vector<CacheSpec>& specs, const Calibration* calibration,
              int64_t window, int chunk, int n_threads)
-      : model_(model),
-        chunk_(chunk),
+      : chunk_(chunk),
         vocab_(model.config().vocab),
         team_(n_threads),
         bf16_(model, CacheSpec::parse("bf16"), nullptr, window, chunk) {
@@ -119,7 +118,6 @@ class Comparison {
     }
   }
 
-  Model& model_;
   int chunk_;
   size_t vocab_;
   ThreadTeam team_;
