@@ -37,8 +37,8 @@ void run(const Options& o) {
   double clip_k = 0, clip_v = 0;
   for (const LayerCalibration& l : c.layers) clip_k += l.clip_k, clip_v += l.clip_v;
   const double n = static_cast<double>(c.layers.size());
-  log_info(fmt::format("calibrated on {} tokens ({}); mean clips K {:.3f} V {:.3f}", c.n_tokens, source, clip_k / n,
-                       clip_v / n));
+  log_info(fmt::format("calibrated on {} tokens ({}); mean clips K {:.3f} V {:.3f}", c.n_tokens, source,
+                       clip_k / n, clip_v / n));
   fmt::print("{}\n", path);
 }
 
@@ -50,10 +50,12 @@ void add_calibrate(CLI::App& program) {
   o->model.add_to(*app);
   o->source.add_to(*app);
   app->add_option("--out", o->out, "default: the user's cache, where run and eval find it");
-  app->add_option("--n-tokens", o->calibrate.n_tokens, "tokens of statistics")->check(CLI::Range(256, 1 << 24));
+  app->add_option("--n-tokens", o->calibrate.n_tokens, "tokens of statistics")
+      ->check(CLI::Range(256, 1 << 24));
   app->add_option("--held-out", o->calibrate.n_held_out, "tokens of the clip search; 0: the published clips")
       ->check(CLI::Range(0, 1 << 20));
-  app->add_option("--window", o->calibrate.window, "length of one calibration sequence")->check(CLI::Range(64, 1 << 20));
+  app->add_option("--window", o->calibrate.window, "length of one calibration sequence")
+      ->check(CLI::Range(64, 1 << 20));
   app->add_option("--seed", o->calibrate.seed, "of the sampled text");
   app->callback([o] { run(*o); });
 }

@@ -34,8 +34,8 @@ void run_divergence(const Options& o) {
   Session s = open_session(o.model, o.divergence.chunk_tokens);
   log_info(fmt::format("backend      {}", s.backend->describe()));
   const auto calibration = calibration_for(s, specs, o.cache.calibration);
-  const auto results = measure_divergence(*s.model, o.source.read(s), specs, calibration ? &*calibration : nullptr,
-                                          o.divergence);
+  const auto results = measure_divergence(*s.model, o.source.read(s), specs,
+                                          calibration ? &*calibration : nullptr, o.divergence);
   if (o.json)
     for (const auto& r : results) fmt::print("{}\n", to_json(r));
   else
@@ -47,7 +47,8 @@ void run_ablation(const Options& o) {
   Session s = open_session(o.model, o.divergence.chunk_tokens);
   const auto calibration = find_calibration(*s.model, o.cache.calibration);
   if (!calibration)
-    throw_error(ErrorCode::BadArgument, "the ablation needs a calibration; make one: kv2 calibrate {}", o.model.model);
+    throw_error(ErrorCode::BadArgument, "the ablation needs a calibration; make one: kv2 calibrate {}",
+                o.model.model);
   fmt::print("{}", quality_report(*s.model, o.source.read(s), *calibration, o.divergence));
 }
 
@@ -65,8 +66,9 @@ void add_common(CLI::App& app, Options& o) {
 void add_eval(CLI::App& program) {
   auto* eval = program.add_subcommand("eval", "judge methods on a text");
   eval->require_subcommand(1);
-  for (const auto& [name, help] : {std::pair{"ppl", "perplexity of each method"},
-                                   std::pair{"kld", "KL divergence from bf16, flips and perplexity of each method"}}) {
+  for (const auto& [name, help] :
+       {std::pair{"ppl", "perplexity of each method"},
+        std::pair{"kld", "KL divergence from bf16, flips and perplexity of each method"}}) {
     auto* app = eval->add_subcommand(name, help);
     auto o = std::make_shared<Options>();
     add_common(*app, *o);

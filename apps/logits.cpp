@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv2 logits MODEL --tokens IDS.npy --out LOGITS.npy: raw logits for anyone who wants to compare. Needs no tokenizer.
+// kv2 logits MODEL --tokens IDS.npy --out LOGITS.npy: raw logits for anyone who wants to compare. Needs no
+// tokenizer.
 #include "eval/logits.h"
 
 #include "apps/options.h"

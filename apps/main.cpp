@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program kv2: subcommands, and the one place where errors become exit codes: 0 done, 1 failed, 2 wrong usage.
-// stdout is data, stderr is everything else.
+// The program kv2: subcommands, and the one place where errors become exit codes: 0 done, 1 failed, 2 wrong
+// usage. stdout is data, stderr is everything else.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -14,9 +14,12 @@ namespace {
 
 int exit_code(kv2::ErrorCode code) {
   switch (code) {
-    case kv2::ErrorCode::BadArgument: return 2;
-    case kv2::ErrorCode::Interrupted: return 130;
-    default: return 1;
+    case kv2::ErrorCode::BadArgument:
+      return 2;
+    case kv2::ErrorCode::Interrupted:
+      return 130;
+    default:
+      return 1;
   }
 }
 
@@ -28,7 +31,8 @@ void require_known_command(CLI::App& program, int argc, char** argv) {
     if (command->get_name() == argv[1]) return;
     known += " " + command->get_name();
   }
-  throw kv2::Error(kv2::ErrorCode::BadArgument, fmt::format("no command '{}'; commands:{} (kv2 --help)", argv[1], known));
+  throw kv2::Error(kv2::ErrorCode::BadArgument,
+                   fmt::format("no command '{}'; commands:{} (kv2 --help)", argv[1], known));
 }
 
 }  // namespace
@@ -37,7 +41,8 @@ int main(int argc, char** argv) {
   CLI::App program{"kv2: long contexts on a 2-bit KV cache"};
   program.set_version_flag("--version", KV2_VERSION);
   program.require_subcommand(1);
-  program.add_flag_callback("-q,--quiet", [] { kv2::set_quiet(true); }, "only warnings and errors on stderr");
+  program.add_flag_callback(
+      "-q,--quiet", [] { kv2::set_quiet(true); }, "only warnings and errors on stderr");
   program.fallthrough();
   kv2::app::add_run(program);
   kv2::app::add_calibrate(program);

@@ -34,7 +34,8 @@ DeviceOptions ModelOptions::device_options() const {
 
 const Tokenizer& Session::require_tokenizer(const std::string& instead) const {
   if (!tokenizer)
-    throw_error(ErrorCode::Unsupported, "this model's tokenizer cannot be used: {}; {}", why_no_tokenizer, instead);
+    throw_error(ErrorCode::Unsupported, "this model's tokenizer cannot be used: {}; {}", why_no_tokenizer,
+                instead);
   return *tokenizer;
 }
 
@@ -48,8 +49,10 @@ Session open_session(const ModelOptions& options, int max_rows) {
 }
 
 void CacheOptions::add_to(CLI::App& app) {
-  app.add_option("--calibration", calibration, "file of `kv2 calibrate`; default: the one in the user's cache");
-  app.add_option("--prefill", prefill, "windowed: prompts read what decode will read; exact: prompts read bf16")
+  app.add_option("--calibration", calibration,
+                 "file of `kv2 calibrate`; default: the one in the user's cache");
+  app.add_option("--prefill", prefill,
+                 "windowed: prompts read what decode will read; exact: prompts read bf16")
       ->check(CLI::IsMember({"windowed", "exact"}));
   app.add_option("--sink", sink, "first tokens kept in bf16, a multiple of 64");
   app.add_option("--recent", recent, "last tokens kept in bf16, a multiple of 64");
@@ -124,18 +127,21 @@ std::vector<int32_t> TokenSource::read(const Session& session) const {
   const int vocab = session.model->config().vocab;
   for (size_t i = 0; i < ids.size(); i++)
     if (ids[i] < 0 || ids[i] >= vocab)
-      throw_error(ErrorCode::BadArgument, "token {} at index {} is outside this model's vocabulary of {}", ids[i], i,
-                  vocab);
+      throw_error(ErrorCode::BadArgument, "token {} at index {} is outside this model's vocabulary of {}",
+                  ids[i], i, vocab);
   return ids;
 }
 
-int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens, int64_t asked) {
+int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens,
+                       int64_t asked) {
   const int64_t trained = model.config().context;
   if (asked < 0) throw_error(ErrorCode::BadArgument, "--ctx must be positive, found {}", asked);
   if (asked > trained)
-    throw_error(ErrorCode::BadArgument, "--ctx {} is past the {} positions this model was trained for", asked, trained);
-  const CacheCapacity capacity{
-      .context_tokens = asked > 0 ? asked : trained, .n_sequences = n_sequences, .chunk_tokens = chunk_tokens};
+    throw_error(ErrorCode::BadArgument, "--ctx {} is past the {} positions this model was trained for", asked,
+                trained);
+  const CacheCapacity capacity{.context_tokens = asked > 0 ? asked : trained,
+                               .n_sequences = n_sequences,
+                               .chunk_tokens = chunk_tokens};
   const KvShape shape = model.config().kv_shape();
   const size_t room = available_memory(), needed = plan_cache(spec, shape, capacity).total_bytes();
   const size_t spare = std::min<size_t>(room / 20, size_t{256} << 20);  // for the program's own small things
@@ -159,19 +165,20 @@ void print_start_table(const Model& model, const CacheSpec& spec, const CachePla
     basis = fmt::format("{} tokens, text {}", calibration->n_tokens, calibration->text_hash);
   std::string quantized = "none (bf16)";
   if (spec.method.quantized())
-    quantized = fmt::format("{} of {} layers, {} KV heads each, head_dim {}, groups of {}", c.n_layers, c.n_layers,
-                            c.n_kv_heads, c.head_dim, l.group);
-  log_info(fmt::format("model        {} ({}), weights {}", c.name.empty() ? "?" : c.name, name_of(c.architecture),
-                       format_bytes(model.weight_bytes())));
+    quantized = fmt::format("{} of {} layers, {} KV heads each, head_dim {}, groups of {}", c.n_layers,
+                            c.n_layers, c.n_kv_heads, c.head_dim, l.group);
+  log_info(fmt::format("model        {} ({}), weights {}", c.name.empty() ? "?" : c.name,
+                       name_of(c.architecture), format_bytes(model.weight_bytes())));
   log_info(fmt::format("backend      {}", model.backend().describe()));
   log_info(fmt::format("kv           {}", spec.describe()));
   log_info(fmt::format("quantized    {}", quantized));
   log_info(fmt::format("calibration  {}", basis));
-  log_info(fmt::format("bits         {:.4g} per element in the history, {:.4g} all-in at {} tokens", l.history_bits(),
-                       plan.all_in_bits(plan.capacity.context_tokens), plan.capacity.context_tokens));
+  log_info(fmt::format("bits         {:.4g} per element in the history, {:.4g} all-in at {} tokens",
+                       l.history_bits(), plan.all_in_bits(plan.capacity.context_tokens),
+                       plan.capacity.context_tokens));
   log_info(fmt::format("bytes        {} per token of history", page / kPageTokens));
-  log_info(fmt::format("pages        {} full ({}), {} packed ({})", plan.n_full_pages, format_bytes(plan.full_bytes),
-                       plan.n_packed_pages, format_bytes(plan.packed_bytes)));
+  log_info(fmt::format("pages        {} full ({}), {} packed ({})", plan.n_full_pages,
+                       format_bytes(plan.full_bytes), plan.n_packed_pages, format_bytes(plan.packed_bytes)));
   log_info(fmt::format("memory       kv {}, scratch {}", format_bytes(plan.total_bytes()),
                        format_bytes(model.scratch_bytes())));
 }

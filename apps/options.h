@@ -47,13 +47,13 @@ struct CacheOptions {
 };
 /// Help text of --kv with all methods.
 std::string kv_help();
-/// A repeatable --kv option: every occurrence may hold several methods, split by commas ("bf16,oscar2:clip-k=0.9,naive2":
-/// a piece with '=' belongs to the method before it).
+/// A repeatable --kv option: every occurrence may hold several methods, split by commas
+/// ("bf16,oscar2:clip-k=0.9,naive2": a piece with '=' belongs to the method before it).
 void add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults);
 std::vector<std::string> split_methods(const std::vector<std::string>& texts);
 
-/// The calibration given by --calibration, or the one in the user's cache made for this model; nullopt when neither
-/// exists. Throws when a given file is unreadable or made for another model.
+/// The calibration given by --calibration, or the one in the user's cache made for this model; nullopt when
+/// neither exists. Throws when a given file is unreadable or made for another model.
 std::optional<Calibration> find_calibration(const Model& model, const std::string& path);
 
 /// Token ids from --text (needs the tokenizer) or --tokens (.npy). Exactly one must be given.
@@ -66,7 +66,8 @@ struct TokenSource {
 
 /// Tokens per sequence: `asked`, or (0) what the model was trained for if memory holds that, else what fits.
 /// Errors: BadArgument past the model's positions, OutOfMemory naming what would fit.
-int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens, int64_t asked);
+int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens,
+                       int64_t asked);
 
 /// One table on stderr: what is loaded, quantized, allocated and chosen.
 void print_start_table(const Model& model, const CacheSpec& spec, const CachePlan& plan,

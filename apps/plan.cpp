@@ -56,18 +56,19 @@ void run(const Options& o) {
   const size_t room = available_memory();
   if (!o.json) {
     fmt::print("{} ({}): {} layers, {} query and {} KV heads of {}, trained for {} tokens\n", config.name,
-               name_of(config.architecture), config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim,
-               config.context);
+               name_of(config.architecture), config.n_layers, config.n_heads, config.n_kv_heads,
+               config.head_dim, config.context);
     fmt::print("{} sequences of {} tokens, chunks of {}; {} of memory are free\n\n", o.parallel, ctx, o.chunk,
                format_bytes(room));
-    fmt::print("{:<28} {:>9} {:>9} {:>11} {:>11} {:>11} {:>11} {:>14}\n", "method", "history", "all-in", "kv", "weights",
-               "scratch", "total", "fits up to");
+    fmt::print("{:<28} {:>9} {:>9} {:>11} {:>11} {:>11} {:>11} {:>14}\n", "method", "history", "all-in", "kv",
+               "weights", "scratch", "total", "fits up to");
   }
   for (const CacheSpec& spec : specs) {
     const CacheCapacity capacity{.context_tokens = ctx, .n_sequences = o.parallel, .chunk_tokens = o.chunk};
     const CachePlan p = plan_cache(spec, config.kv_shape(), capacity);
     const size_t fixed = model_plan.weight_bytes + model_plan.scratch_bytes;
-    const int64_t fits = context_that_fits(spec, config.kv_shape(), capacity, room > fixed ? room - fixed : 0);
+    const int64_t fits =
+        context_that_fits(spec, config.kv_shape(), capacity, room > fixed ? room - fixed : 0);
     if (o.json) {
       fmt::print("{}\n", row(spec, p, model_plan).dump());
       continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv2 run MODEL: writes text. The prompt comes from --prompt, --file or a pipe, or a chat when there is a terminal.
-// Generated text goes to stdout as it comes; everything else to stderr.
+// kv2 run MODEL: writes text. The prompt comes from --prompt, --file or a pipe, or a chat when there is a
+// terminal. Generated text goes to stdout as it comes; everything else to stderr.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -75,15 +75,18 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const GenerateReques
   return a;
 }
 
-double rate(double n, double seconds) { return seconds > 0 && n > 0 ? n / seconds : 0; }
+double rate(double n, double seconds) {
+  return seconds > 0 && n > 0 ? n / seconds : 0;
+}
 
 void report(const Answer& a, Engine& engine, const Options& o) {
   const CachePlan& plan = engine.cache().plan();
   const double prefill = rate(static_cast<double>(a.n_prompt), a.prefill_seconds);
   const double decode = rate(static_cast<double>(a.tokens.size()) - 1, a.decode_seconds);
   const int64_t n = a.n_prompt + static_cast<int64_t>(a.tokens.size());
-  log_info(fmt::format("prompt {} tokens at {:.0f}/s, answer {} tokens at {:.1f}/s ({}); kv {:.3g} bits all-in",
-                       a.n_prompt, prefill, a.tokens.size(), decode, name_of(a.finish), plan.all_in_bits(n)));
+  log_info(
+      fmt::format("prompt {} tokens at {:.0f}/s, answer {} tokens at {:.1f}/s ({}); kv {:.3g} bits all-in",
+                  a.n_prompt, prefill, a.tokens.size(), decode, name_of(a.finish), plan.all_in_bits(n)));
   if (!o.json) return;
   const nlohmann::ordered_json j = {{"method", engine.cache().spec().method_text()},
                                     {"text", a.text},
@@ -102,19 +105,22 @@ void report(const Answer& a, Engine& engine, const Options& o) {
 CacheSpec choose_spec(const Options& o, const std::optional<Calibration>& calibration) {
   if (!o.kv.empty()) return o.cache.spec(o.kv);
   if (calibration) return o.cache.spec("kv2");
-  log_info(fmt::format("no calibration of this model was found: using quarot2, which needs none; better: kv2 calibrate {}",
-                       o.model.model));
+  log_info(fmt::format(
+      "no calibration of this model was found: using quarot2, which needs none; better: kv2 calibrate {}",
+      o.model.model));
   return o.cache.spec("quarot2");
 }
 
 class Conversation {
  public:
-  Conversation(const Options& o, Session& session, Engine& engine) : o_(o), session_(session), engine_(engine) {
+  Conversation(const Options& o, Session& session, Engine& engine)
+      : o_(o), session_(session), engine_(engine) {
     format_ = o.raw ? std::nullopt : recognise_chat_template(session.chat_template);
     if (!o.raw && !format_)
-      log_info(session.chat_template.empty() ? "this model names no chat template: prompts are taken raw"
-                                             : "this model's chat template is none of ChatML, Llama 3: prompts are "
-                                               "taken raw");
+      log_info(session.chat_template.empty()
+                   ? "this model names no chat template: prompts are taken raw"
+                   : "this model's chat template is none of ChatML, Llama 3: prompts are "
+                     "taken raw");
   }
 
   Answer say(const std::string& text, bool show) {
@@ -170,12 +176,14 @@ void chat(Conversation& conversation) {
 
 std::optional<std::string> read_prompt(const Options& o) {
   std::string text = o.prompt;
-  if (!o.file.empty()) text = read_file(o.file, size_t{1} << 30) + (o.prompt.empty() ? "" : "\n\n" + o.prompt);
+  if (!o.file.empty())
+    text = read_file(o.file, size_t{1} << 30) + (o.prompt.empty() ? "" : "\n\n" + o.prompt);
   if (o.file.empty() && o.prompt.empty()) {
     if (::isatty(0)) return std::nullopt;
     text = {std::istreambuf_iterator<char>(std::cin), {}};
   }
-  if (text.empty()) throw_error(ErrorCode::BadArgument, "the prompt is empty; give --prompt TEXT, --file FILE or a pipe");
+  if (text.empty())
+    throw_error(ErrorCode::BadArgument, "the prompt is empty; give --prompt TEXT, --file FILE or a pipe");
   return text;
 }
 
@@ -220,7 +228,8 @@ void add_run(CLI::App& program) {
   app->add_flag("--no-bos", o->no_bos, "never add the begin-of-text token");
   app->add_option("-n,--max-tokens", o->n, "most tokens of an answer")->check(CLI::Range(1, 1 << 24));
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the end of text");
-  app->add_option("--ctx", o->ctx, "tokens of prompt and answer; default: what the model allows and memory holds");
+  app->add_option("--ctx", o->ctx,
+                  "tokens of prompt and answer; default: what the model allows and memory holds");
   app->add_option("--chunk", o->chunk, "prompt tokens of one step")->check(CLI::Range(1, 1 << 14));
   app->add_option("--temperature", o->sampling.temperature, "0: always the most likely token");
   app->add_option("--top-k", o->sampling.top_k, "0: all");

@@ -27,7 +27,8 @@ std::string input(const Options& o) {
 
 std::vector<int32_t> parse_ids(const std::string& text, const Tokenizer& t) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_array()) throw_error(ErrorCode::BadArgument, "--decode reads a JSON array of ids, as in [1, 2, 3]");
+  if (!json.is_array())
+    throw_error(ErrorCode::BadArgument, "--decode reads a JSON array of ids, as in [1, 2, 3]");
   std::vector<int32_t> ids;
   for (const auto& x : json) {
     if (!x.is_number_integer() || x.get<int64_t>() < 0 || x.get<int64_t>() >= t.n_tokens())
@@ -47,7 +48,8 @@ void run(const Options& o) {
     fmt::print("{}", t->decode(parse_ids(input(o), *t), Tokenizer::Special::AsText));
     return;
   }
-  const auto ids = t->encode(input(o), special, o.no_bos ? Tokenizer::Bos::Never : Tokenizer::Bos::AsModelSays);
+  const auto ids =
+      t->encode(input(o), special, o.no_bos ? Tokenizer::Bos::Never : Tokenizer::Bos::AsModelSays);
   if (!o.pieces) {
     fmt::print("[{}]\n", fmt::join(ids, ", "));
     return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program from outside: bad input gives one clear line on stderr, the right exit code and nothing half-written;
-// good input gives data on stdout. Runs the built program; models are the small committed checkpoints.
+// The program from outside: bad input gives one clear line on stderr, the right exit code and nothing
+// half-written; good input gives data on stdout. Runs the built program; models are the small committed
+// checkpoints.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -35,11 +36,13 @@ class Cli : public ::testing::Test {
   Result run(const std::string& arguments, const std::string& input = "") const {
     const std::string err = path("stderr.txt"), in = path("stdin.txt");
     std::ofstream(in, std::ios::binary) << input;
-    const std::string command = "XDG_CACHE_HOME=" + path("cache") + " " KV2_PROGRAM " " + arguments + " <" + in + " 2>" + err;
+    const std::string command =
+        "XDG_CACHE_HOME=" + path("cache") + " " KV2_PROGRAM " " + arguments + " <" + in + " 2>" + err;
     Result r{};
     std::FILE* pipe = ::popen(command.c_str(), "r");
     std::array<char, 4096> buffer;
-    for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) r.out.append(buffer.data(), n);
+    for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
+      r.out.append(buffer.data(), n);
     const int status = ::pclose(pipe);
     r.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     std::stringstream text;
@@ -75,7 +78,8 @@ class Cli : public ::testing::Test {
 void expect_refused(const Result& r, int code, const std::vector<std::string>& parts) {
   EXPECT_EQ(r.code, code) << r.err;
   EXPECT_EQ(r.out, "");
-  for (const std::string& part : parts) EXPECT_NE(r.err.find(part), std::string::npos) << "no '" << part << "' in: " << r.err;
+  for (const std::string& part : parts)
+    EXPECT_NE(r.err.find(part), std::string::npos) << "no '" << part << "' in: " << r.err;
   EXPECT_EQ(r.err.find("bug:"), std::string::npos) << r.err;
 }
 
@@ -117,7 +121,8 @@ TEST_F(Cli, TruncatedCheckpointIsRefused) {
 }
 
 TEST_F(Cli, CalibratedMethodWithoutCalibrationNamesTheCommand) {
-  expect_refused(run("eval kld " + model("qwen3") + " --kv oscar2 --tokens " + tokens(512)), 2, {"kv2 calibrate"});
+  expect_refused(run("eval kld " + model("qwen3") + " --kv oscar2 --tokens " + tokens(512)), 2,
+                 {"kv2 calibrate"});
 }
 
 TEST_F(Cli, CalibrationOfAnotherModelIsRefused) {
@@ -127,11 +132,11 @@ TEST_F(Cli, CalibrationOfAnotherModelIsRefused) {
   ASSERT_EQ(made.code, 0) << made.err;
   EXPECT_EQ(made.out, file + "\n");
   EXPECT_EQ(run("inspect " + file).code, 0);
-  expect_refused(run("logits " + model("llama-llama3-rope") + " --kv oscar2 --calibration " + file + " --tokens " + tokens(8) +
-                     " --out " + path("l.npy")),
+  expect_refused(run("logits " + model("llama-llama3-rope") + " --kv oscar2 --calibration " + file +
+                     " --tokens " + tokens(8) + " --out " + path("l.npy")),
                  1, {"qwen3-", "llama-", "kv2 calibrate"});
-  const Result used = run("logits " + model("qwen3") + " --kv oscar2 --calibration " + file + " --tokens " + tokens(8) +
-                          " --out " + path("l.npy"));
+  const Result used = run("logits " + model("qwen3") + " --kv oscar2 --calibration " + file + " --tokens " +
+                          tokens(8) + " --out " + path("l.npy"));
   EXPECT_EQ(used.code, 0) << used.err;
   EXPECT_TRUE(fs::exists(path("l.npy")));
 }
@@ -164,15 +169,16 @@ TEST_F(Cli, EmptyPromptAndLongContextAreRefused) {
 }
 
 TEST_F(Cli, EvalAndPlanPrintOneJsonObjectPerMethod) {
-  const Result r = run("-q eval kld " + model("qwen3") + " --kv bf16,naive2:group=16 --kv quarot2 --json --sink 64 --recent 64 --tokens " +
-                       tokens(300));
+  const Result r =
+      run("-q eval kld " + model("qwen3") +
+          " --kv bf16,naive2:group=16 --kv quarot2 --json --sink 64 --recent 64 --tokens " + tokens(300));
   ASSERT_EQ(r.code, 0) << r.err;
   std::stringstream lines(r.out);
   std::vector<nlohmann::json> rows;
   for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
   ASSERT_EQ(rows.size(), 3u);
-  for (const char* key : {"method", "history_bits", "all_in_bits", "kv_bytes", "tokens", "ppl", "kl_mean", "kl_median",
-                          "kl_p99", "kl_max", "top1"})
+  for (const char* key : {"method", "history_bits", "all_in_bits", "kv_bytes", "tokens", "ppl", "kl_mean",
+                          "kl_median", "kl_p99", "kl_max", "top1"})
     for (const auto& row : rows) EXPECT_TRUE(row.contains(key)) << key;
   EXPECT_EQ(rows[0]["kl_mean"], 0.0);
   EXPECT_EQ(rows[0]["top1"], 1.0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Retrieval through the whole stack on needle-15m (head_dim 128): single needles in noise, bf16 and 2-bit caches after
-// a calibration on text of the model's own kind. The model lies beside the project, not in it; its tests say so plainly
-// when it is absent.
+// Retrieval through the whole stack on needle-15m (head_dim 128): single needles in noise, bf16 and 2-bit
+// caches after a calibration on text of the model's own kind. The model lies beside the project, not in it;
+// its tests say so plainly when it is absent.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -17,9 +17,10 @@ namespace kv2 {
 namespace {
 
 constexpr int kMaxRows = 512;
-const char* const kNoise[] = {" The rain is cold.",          " The river was deep and slow.", " Come back with the paper.",
-                              " The hill is far from here.", " The wind will turn.",          " The light is low.",
-                              " The old tree was tall.",     " Some snow is on the roof.",    " The moon is bright."};
+const char* const kNoise[] = {
+    " The rain is cold.",          " The river was deep and slow.", " Come back with the paper.",
+    " The hill is far from here.", " The wind will turn.",          " The light is low.",
+    " The old tree was tall.",     " Some snow is on the roof.",    " The moon is bright."};
 const char* const kWords[] = {"river", "stone", "paper", "light", "tree", "snow", "moon", "wind"};
 
 /// Haystacks of exactly n tokens with one needle, and the question behind them.
@@ -37,8 +38,10 @@ class Haystacks {
     for (int i = 0; i < 7; i++) number += static_cast<char>('0' + rng_() % 10);
     const auto needle = ids(" One of the special magic numbers for " + key + " is: " + number + ".");
     Case c;
-    c.prefix = ids("Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz "
-                   "you about the numbers afterwards.\n");
+    c.prefix =
+        ids("Some special magic numbers are hidden within the following text. Make sure to memorize it. I "
+            "will quiz "
+            "you about the numbers afterwards.\n");
     bool hidden = false;
     while (c.prefix.size() + needle.size() < n_tokens || !hidden) {
       if (!hidden && static_cast<double>(c.prefix.size()) >= depth * static_cast<double>(n_tokens)) {

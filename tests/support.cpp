@@ -73,7 +73,8 @@ std::string write_random_model(const RandomModel& m) {
   const int64_t q = int64_t{m.n_heads} * m.head_dim, kv = int64_t{m.n_kv_heads} * m.head_dim;
   w.add("model.embed_tokens.weight", {m.vocab, m.hidden}, 0.2f, 1.0f);
   norm("model.norm", m.hidden);
-  matrix("lm_head", m.vocab, m.hidden, 2.5f);  // logits of a few units: sampling and arg max depend on the context
+  matrix("lm_head", m.vocab, m.hidden,
+         2.5f);  // logits of a few units: sampling and arg max depend on the context
   for (int i = 0; i < m.n_layers; i++) {
     const std::string l = "model.layers." + std::to_string(i) + ".";
     norm(l + "input_layernorm", m.hidden);

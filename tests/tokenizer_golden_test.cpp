@@ -37,7 +37,8 @@ std::vector<Vocabulary> vocabularies() {
   std::vector<Vocabulary> out;
   for (const char* name : {"gpt-2", "llama-bpe", "llama-spm", "qwen2"})
     out.push_back({name, user_cache_dir() + "/vocab/" + name + ".gguf", kFetch});
-  out.push_back({"smollm2", user_cache_dir() + "/models/SmolLM2-135M-Instruct.Q4_1.gguf", "scripts/fetch_models"});
+  out.push_back(
+      {"smollm2", user_cache_dir() + "/models/SmolLM2-135M-Instruct.Q4_1.gguf", "scripts/fetch_models"});
   out.push_back({"needle-15m", std::string(KV2_SOURCE_DIR) + "/../shared/models/needle-15m",
                  "put the model beside the sources; it is no part of this project"});
   return out;

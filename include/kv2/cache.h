@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// CacheSpec: the whole shape of a KV cache. Immutable once a cache is made from it, printable, hashed into files.
+// CacheSpec: the whole shape of a KV cache. Immutable once a cache is made from it, printable, hashed into
+// files.
 //
-// The rule of visibility (docs/page-format.md): positions are grouped in pages of 64; a query in page P reads page j
-// packed (2-bit codes) iff sink_pages <= j < P - recent_pages, and in full (bf16) otherwise. Precision is a function
-// of positions only, so one long prefill, any chunking of it, token-by-token decode, any batch and a prefix hit agree.
+// The rule of visibility (docs/page-format.md): positions are grouped in pages of 64; a query in page P reads
+// page j packed (2-bit codes) iff sink_pages <= j < P - recent_pages, and in full (bf16) otherwise. Precision
+// is a function of positions only, so one long prefill, any chunking of it, token-by-token decode, any batch
+// and a prefix hit agree.
 #pragma once
 
 #include <cstdint>
@@ -27,24 +29,24 @@ enum class TransformKind : uint8_t {
 enum class RotationRecipe : uint8_t { U, UH, UHP };
 /// One rotation per KV head (default) or one per layer (the mean of its heads' covariances).
 enum class RotationSharing : uint8_t { Head, Layer };
-/// Which statistic the value rotation is fitted from: the paper's C_S = V'S'SV/N (the covariance of attention outputs),
-/// the reference code's V' diag(w) V, or the plain self-covariance V'V.
+/// Which statistic the value rotation is fitted from: the paper's C_S = V'S'SV/N (the covariance of attention
+/// outputs), the reference code's V' diag(w) V, or the plain self-covariance V'V.
 enum class ValueTarget : uint8_t { AttentionOutput, EnergyWeighted, SelfCovariance };
 
-/// Whether the calibrated mean is taken off every key. It adds the same to all logits of a query, which softmax does not
-/// see, so nothing puts it back.
+/// Whether the calibrated mean is taken off every key. It adds the same to all logits of a query, which
+/// softmax does not see, so nothing puts it back.
 enum class Centring : uint8_t { Off, Keys };
 
-/// How codes are chosen for a vector: the nearest ones after a clip, or with error feedback under the metric of whoever
-/// reads it (C_Q for keys, W_o'W_o for values; docs/page-format.md).
+/// How codes are chosen for a vector: the nearest ones after a clip, or with error feedback under the metric
+/// of whoever reads it (C_Q for keys, W_o'W_o for values; docs/page-format.md).
 enum class CoderKind : uint8_t { Round, Feedback };
 /// What the coder `feedback` codes; the other side is left to `round`.
 enum class FeedbackSides : uint8_t { Both, Keys, Values };
 /// How codes, scale and offset are stored. None: rows stay bf16.
 enum class CodecId : uint8_t { None, Int2 };
 
-/// `windowed` (default): the rule above, in prompts too. `exact`: every query of a prompt reads all of the prompt in
-/// bf16, as the papers' protocols do; the history is packed when the prompt is done.
+/// `windowed` (default): the rule above, in prompts too. `exact`: every query of a prompt reads all of the
+/// prompt in bf16, as the papers' protocols do; the history is packed when the prompt is done.
 enum class PrefillPolicy : uint8_t { Windowed, Exact };
 
 /// Transform + coder + codec under one name ("bf16", "naive2", "quarot2", "oscar2", "kv2").
@@ -63,9 +65,10 @@ struct Method {
   std::optional<float> clip_k = 1.0f, clip_v = 1.0f;
   // Of the coder `feedback`:
   FeedbackSides sides = FeedbackSides::Both;
-  float damp = 0.02f;        // added to the metric's diagonal, whose mean is 1
-  std::vector<float> steps;  // step sizes to start from; 1 is the best one for a Gaussian of the vector's spread
-  int refits = 1;            // least-squares fits of scale and offset after each start
+  float damp = 0.02f;  // added to the metric's diagonal, whose mean is 1
+  /// Step sizes to start from; 1 is the best one for a Gaussian of the vector's spread.
+  std::vector<float> steps;
+  int refits = 1;  // least-squares fits of scale and offset after each start
 
   bool quantized() const { return codec != CodecId::None; }
   CoderKind coder_k() const { return sides == FeedbackSides::Values ? CoderKind::Round : coder; }
@@ -86,14 +89,16 @@ struct CacheSpec {
   int recent_pages() const { return recent_tokens / kPageTokens; }
   bool operator==(const CacheSpec&) const = default;
 
-  /// "oscar2:clip-k=0.96,clip-v=0.92,group=32" -> a spec with default windows. Every parameter it prints, it parses.
-  /// Errors: BadArgument for an unknown method (lists them), parameter (lists those of the method) or value.
+  /// "oscar2:clip-k=0.96,clip-v=0.92,group=32" -> a spec with default windows. Every parameter it prints, it
+  /// parses. Errors: BadArgument for an unknown method (lists them), parameter (lists those of the method) or
+  /// value.
   static CacheSpec parse(std::string_view method_text);
   /// The canonical text of the method with all parameters that differ from the method's row.
   std::string method_text() const;
   /// One line for people: method, windows, policy.
   std::string describe() const;
-  /// Throws BadArgument unless windows and group fit this head_dim. `group_for` is the group that will be used.
+  /// Throws BadArgument unless windows and group fit this head_dim. `group_for` is the group that will be
+  /// used.
   void validate(int head_dim) const;
   int group_for(int head_dim) const;
   /// Stable across runs and machines; part of every cache key and file.

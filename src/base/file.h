@@ -11,8 +11,9 @@ namespace kv2 {
 /// The whole file as bytes. Errors: Io; BadFile when it is larger than max_bytes.
 std::string read_file(const std::string& path, size_t max_bytes);
 
-/// Writes to `path.tmp.<pid>`, fsyncs and renames: `path` holds the old content or all of the new, never a part.
-/// Missing parent folders are made. Errors: Io naming the path and the system's reason; the temporary is removed.
+/// Writes to `path.tmp.<pid>`, fsyncs and renames: `path` holds the old content or all of the new, never a
+/// part. Missing parent folders are made. Errors: Io naming the path and the system's reason; the temporary
+/// is removed.
 void write_file_atomically(const std::string& path, const std::function<void(std::FILE*)>& write);
 void write_all(std::FILE* file, std::span<const std::byte> bytes);  // throws Io on a short write
 

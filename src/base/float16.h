@@ -1,6 +1,6 @@
-// bf16 and fp16 as bit patterns, converted to nearest even, the same bits on every machine. Part of the coder's
-// specification: no compiler or SIMD library conversion is used where codes are chosen.
-// NaN converts to a quiet NaN; values past the range of fp16 become infinity (the coder clamps before).
+// bf16 and fp16 as bit patterns, converted to nearest even, the same bits on every machine. Part of the
+// coder's specification: no compiler or SIMD library conversion is used where codes are chosen. NaN converts
+// to a quiet NaN; values past the range of fp16 become infinity (the coder clamps before).
 #pragma once
 
 #include <bit>
@@ -15,7 +15,9 @@ struct fp16 {
   uint16_t bits;
 };
 
-inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+inline float to_float(bf16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
 
 inline bf16 to_bf16(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
@@ -24,7 +26,8 @@ inline bf16 to_bf16(float x) {
 }
 
 inline float to_float(fp16 h) {
-  const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000) << 16, exp = (h.bits >> 10) & 31, man = h.bits & 0x3ff;
+  const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000) << 16, exp = (h.bits >> 10) & 31,
+                 man = h.bits & 0x3ff;
   if (exp == 0) {  // zero or subnormal: man * 2^-24, exact
     const float v = static_cast<float>(man) * 0x1p-24f;
     return sign ? -v : v;

@@ -31,8 +31,12 @@ spdlog::logger& logger() {
 void log_info(const std::string& text) {
   if (!g_quiet) logger().info("{}", text);
 }
-void log_warning(const std::string& text) { logger().warn("warning: {}", text); }
-void set_quiet(bool quiet) { g_quiet = quiet; }
+void log_warning(const std::string& text) {
+  logger().warn("warning: {}", text);
+}
+void set_quiet(bool quiet) {
+  g_quiet = quiet;
+}
 
 Progress::Progress(std::string title, int64_t total)
     : title_(std::move(title)), total_(total), start_(std::chrono::steady_clock::now()), drawn_(start_) {}
@@ -57,8 +61,9 @@ void Progress::draw(bool last) {
   const std::string rest = last ? fmt::format("{:.1f} s", spent)
                                 : fmt::format("ETA {:.0f} s", share > 0 ? spent / share - spent : 0.0);
   const bool terminal = ::isatty(2);
-  std::fputs(fmt::format("{}{}  {:3.0f} %  {}{}", terminal ? "\r\033[K" : "", title_, 100 * share, rest,
-                         terminal && !last ? "" : "\n").c_str(), stderr);
+  const char* begin = terminal ? "\r\033[K" : "";
+  const char* end = terminal && !last ? "" : "\n";
+  std::fputs(fmt::format("{}{}  {:3.0f} %  {}{}", begin, title_, 100 * share, rest, end).c_str(), stderr);
   std::fflush(stderr);
 }
 
@@ -70,7 +75,9 @@ void catch_interrupts() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupted() noexcept { return g_interrupted.load(std::memory_order_relaxed); }
+bool interrupted() noexcept {
+  return g_interrupted.load(std::memory_order_relaxed);
+}
 
 void throw_if_interrupted() {
   if (interrupted()) throw Error(ErrorCode::Interrupted, "interrupted");

@@ -30,7 +30,8 @@ size_t machine_available() {
 
 size_t available_memory() {
   size_t room = machine_available();
-  const size_t limit = read_number("/sys/fs/cgroup/memory.max"), used = read_number("/sys/fs/cgroup/memory.current");
+  const size_t limit = read_number("/sys/fs/cgroup/memory.max"),
+               used = read_number("/sys/fs/cgroup/memory.current");
   if (limit != kUnknown && used != kUnknown) room = std::min(room, limit > used ? limit - used : 0);
   return room;
 }
@@ -46,7 +47,9 @@ std::string format_bytes(size_t bytes) {
   double x = static_cast<double>(bytes);
   int u = 0;
   while (x >= 1024 && u < 4) x /= 1024, u++;
-  return u == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.{}f} {}", x, x < 10 ? 2 : x < 100 ? 1 : 0, units[u]);
+  if (u == 0) return fmt::format("{} B", bytes);
+  const int digits = x < 10 ? 2 : 1;
+  return fmt::format("{:.{}f} {}", x, x < 100 ? digits : 0, units[u]);
 }
 
 }  // namespace kv2

@@ -1,4 +1,5 @@
-// How much memory this process may still take: the smaller of the machine's available memory and its cgroup's room.
+// How much memory this process may still take: the smaller of the machine's available memory and its cgroup's
+// room.
 #pragma once
 
 #include <cstddef>

@@ -12,9 +12,9 @@
 
 namespace kv2 {
 
-/// The defaults are 16 sequences of 512: self-sampled text is decoded 16 rows at a time, which costs what one row
-/// does (the weights are read once a step), and more text changes nothing measurable (256 tokens gave a KL
-/// of 0.0231, 4,096 gave 0.0236).
+/// The defaults are 16 sequences of 512: self-sampled text is decoded 16 rows at a time, which costs what one
+/// row does (the weights are read once a step), and more text changes nothing measurable (256 tokens gave a
+/// KL of 0.0231, 4,096 gave 0.0236).
 struct CalibrateOptions {
   int64_t n_tokens = 7168;  // statistics
   int64_t n_held_out =

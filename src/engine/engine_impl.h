@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of Engine. Requests wait in order of arrival for a place in the cache; running ones are in order of
-// admission. The cache is planned for n_sequences of the whole context, so what runs can always finish.
+// The inside of Engine. Requests wait in order of arrival for a place in the cache; running ones are in order
+// of admission. The cache is planned for n_sequences of the whole context, so what runs can always finish.
 #pragma once
 
 #include <deque>

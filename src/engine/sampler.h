@@ -27,7 +27,7 @@ class Sampler {
   uint64_t state_[2];
   std::vector<std::pair<float, int32_t>> candidates_;
   std::vector<float> weights_;  // of the candidates, scratch of pick()
-  size_t n_sorted_ = 0;  // candidates_[0, n_sorted_) are the best ones in order
+  size_t n_sorted_ = 0;         // candidates_[0, n_sorted_) are the best ones in order
 };
 
 }  // namespace kv2

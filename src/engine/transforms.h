@@ -1,4 +1,5 @@
-// The transforms, clips and coder tables of a CacheSpec on a model: from nothing (identity, Hadamard) or from a Calibration.
+// The transforms, clips and coder tables of a CacheSpec on a model: from nothing (identity, Hadamard) or from
+// a Calibration.
 #pragma once
 
 #include "cache/fitted_method.h"

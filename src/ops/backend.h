@@ -3,8 +3,9 @@
 //
 // What a backend promises (docs/equality.md):
 //  - demote: codes, scales and offsets bit-identical to quant/int2 on the same bf16 rows;
-//  - linear and attend: a row's result does not depend on the other rows of the batch, on how a prompt is cut into
-//    chunks, or on the number of threads (fixed tile shapes, one order of summation and of page merging);
+//  - linear and attend: a row's result does not depend on the other rows of the batch, on how a prompt is cut
+//    into chunks, or on the number of threads (fixed tile shapes, one order of summation and of page
+//    merging);
 //  - ops run in the order of the calls; sync() waits for all of them. One caller at a time.
 #pragma once
 
@@ -84,11 +85,14 @@ class Backend {
   virtual void attend(const AttendParams& p) = 0;
   virtual void swiglu(const SwigluParams& p) = 0;
 
-  // The private layout of a head page against the canonical one (docs/page-format.md), host memory on the right.
+  // The private layout of a head page against the canonical one (docs/page-format.md), host memory on the
+  // right.
   virtual void export_full(const void* head_page, int head_dim, std::span<std::byte> canonical) = 0;
   virtual void import_full(void* head_page, int head_dim, std::span<const std::byte> canonical) = 0;
-  virtual void export_packed(const void* head_page, const Int2Layout& layout, std::span<std::byte> canonical) = 0;
-  virtual void import_packed(void* head_page, const Int2Layout& layout, std::span<const std::byte> canonical) = 0;
+  virtual void export_packed(const void* head_page, const Int2Layout& layout,
+                             std::span<std::byte> canonical) = 0;
+  virtual void import_packed(void* head_page, const Int2Layout& layout,
+                             std::span<const std::byte> canonical) = 0;
 };
 
 }  // namespace kv2

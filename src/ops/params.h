@@ -1,5 +1,5 @@
-// PODs that cross from the model to a backend's kernels. Pointers are device memory of that backend, row-major, float
-// unless said otherwise. Nothing here owns anything.
+// PODs that cross from the model to a backend's kernels. Pointers are device memory of that backend,
+// row-major, float unless said otherwise. Nothing here owns anything.
 #pragma once
 
 #include <cstddef>
@@ -30,12 +30,14 @@ struct Visibility {
 struct SequenceView {
   int first_row = 0, n_rows = 0;
   int64_t first_pos = 0;
-  int64_t full_until = 0;  // queries at positions below this read every page in full (PrefillPolicy::Exact); else 0
+  /// Queries at positions below this read every page in full (PrefillPolicy::Exact); else 0.
+  int64_t full_until = 0;
   const int32_t* full_pages = nullptr;    // [n_pages] slot in the pool of full pages, -1: not held
   const int32_t* packed_pages = nullptr;  // [n_pages] slot in the pool of packed pages, -1: not held
 };
 
-/// Where pages live. Head page of (layer, kv_head) in page slot s: full + s·full_page_bytes + layout.full_offset(..).
+/// Where pages live. Head page of (layer, kv_head) in page slot s: full + s·full_page_bytes +
+/// layout.full_offset(..).
 struct KvView {
   PageLayout layout;
   std::byte* full = nullptr;

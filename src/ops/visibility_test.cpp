@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule of visibility: Visibility::packed against its definition in positions, and what the cache may rely on.
+// The rule of visibility: Visibility::packed against its definition in positions, and what the cache may rely
+// on.
 #include <gtest/gtest.h>
 
 #include "ops/params.h"
@@ -7,11 +8,12 @@
 namespace kv2 {
 namespace {
 
-/// From the definition: the history of a query is everything after the first sink·64 tokens and before the recent·64
-/// tokens that precede the query's own page.
+/// From the definition: the history of a query is everything after the first sink·64 tokens and before the
+/// recent·64 tokens that precede the query's own page.
 bool packed_by_position(int sink_pages, int recent_pages, int64_t query, int64_t key) {
   const int64_t page_begin = query - query % 64;
-  return key >= 64 * static_cast<int64_t>(sink_pages) && key < page_begin - 64 * static_cast<int64_t>(recent_pages);
+  return key >= 64 * static_cast<int64_t>(sink_pages) &&
+         key < page_begin - 64 * static_cast<int64_t>(recent_pages);
 }
 
 TEST(Visibility, IsAFunctionOfPositionsOnly) {
@@ -30,7 +32,8 @@ TEST(Visibility, TheQuerysOwnPageIsNeverPacked) {
       for (int page = 0; page < 20; page++) EXPECT_FALSE((Visibility{sink, recent, true}.packed(page, page)));
 }
 
-// A page that was read packed once stays packed for every later query: demotion is final, its full form may go.
+// A page that was read packed once stays packed for every later query: demotion is final, its full form may
+// go.
 TEST(Visibility, PackedStaysPacked) {
   for (int sink = 0; sink <= 2; sink++)
     for (int recent = 0; recent <= 4; recent++)

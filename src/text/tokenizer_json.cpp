@@ -145,7 +145,9 @@ class Reader {
       // a plain token of the model that is matched as a whole, too, keeps the alphabet of the model
       const bool in_model = ids_.contains(token.content);
       place(id, token.content,
-            token.special ? TokenType::Control : in_model ? TokenType::Normal : TokenType::UserDefined);
+            token.special ? TokenType::Control
+            : in_model    ? TokenType::Normal
+                          : TokenType::UserDefined);
       recipe_.added.push_back(std::move(token));
     }
   }

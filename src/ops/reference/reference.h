@@ -1,5 +1,6 @@
-// Every op, scalar and obvious, on host memory with canonical pages: the oracle that backends are tested against.
-// Sums run in double precision, results are rounded to float once. Not fast; it can run a small model.
+// Every op, scalar and obvious, on host memory with canonical pages: the oracle that backends are tested
+// against. Sums run in double precision, results are rounded to float once. Not fast; it can run a small
+// model.
 #pragma once
 
 #include <memory>
