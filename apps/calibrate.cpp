@@ -7,6 +7,7 @@
 #include "apps/options.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "eval/npy.h"
 
 namespace kv2::app {
 namespace {
@@ -15,7 +16,7 @@ struct Options {
   ModelOptions model;
   TokenSource source;
   CalibrateOptions calibrate;
-  std::string out;
+  std::string out, positions = "uniform", save_tokens;
 };
 
 void run(const Options& o) {
@@ -30,7 +31,10 @@ void run(const Options& o) {
   } else {
     tokens = sample_calibration_text(*s.model, o.calibrate);
   }
-  Calibration c = calibrate(*s.model, tokens, o.calibrate);
+  if (!o.save_tokens.empty()) write_npy_tokens(o.save_tokens, tokens);
+  CalibrateOptions options = o.calibrate;
+  options.positions = o.positions == "window" ? CalibrationPositions::Window : CalibrationPositions::Uniform;
+  Calibration c = calibrate(*s.model, tokens, options);
   c.notes["source"] = source;
   const std::string path = o.out.empty() ? default_calibration_path(s.model->fingerprint()) : o.out;
   c.save(path);
@@ -56,6 +60,11 @@ void add_calibrate(CLI::App& program) {
       ->check(CLI::Range(0, 1 << 20));
   app->add_option("--window", o->calibrate.window, "length of one calibration sequence")
       ->check(CLI::Range(64, 1 << 20));
+  app->add_option(
+         "--positions", o->positions,
+         "uniform: queries and keys are measured all over the context; window: where the text had them")
+      ->check(CLI::IsMember({"uniform", "window"}));
+  app->add_option("--save-tokens", o->save_tokens, "write the calibration text as token ids (.npy)");
   app->add_option("--seed", o->calibrate.seed, "of the sampled text");
   app->callback([o] { run(*o); });
 }

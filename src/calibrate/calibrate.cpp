@@ -11,6 +11,7 @@
 #include "calibrate/clip_search.h"
 #include "calibrate/sequence_walk.h"
 #include "calibrate/statistics.h"
+#include "calibrate/uniform_positions.h"
 #include "calibrate/value_metric.h"
 #include "engine/transforms.h"
 
@@ -102,7 +103,10 @@ Calibration calibrate(Model& model, const std::vector<int32_t>& tokens, const Ca
   ThreadTeam team(options.n_threads);
 
   Statistics statistics(shape, team);
-  observe(model, text.first(options.n_tokens), options.window, chunk, statistics, "statistics");
+  UniformPositions everywhere(model.config(), statistics);
+  Observer& observer =
+      options.positions == CalibrationPositions::Uniform ? static_cast<Observer&>(everywhere) : statistics;
+  observe(model, text.first(options.n_tokens), options.window, chunk, observer, "statistics");
   Calibration out;
   out.model_fingerprint = model.fingerprint();
   out.n_kv_heads = shape.n_kv_heads;
@@ -117,6 +121,7 @@ Calibration calibrate(Model& model, const std::vector<int32_t>& tokens, const Ca
   out.notes["tool"] = "kv2 " KV2_VERSION;
   out.notes["source"] = options.source;
   out.notes["window"] = std::to_string(options.window);
+  out.notes["positions"] = options.positions == CalibrationPositions::Uniform ? "uniform" : "window";
   out.notes["chunk"] = std::to_string(chunk);
   out.notes["held_out"] = std::to_string(options.n_held_out);
   out.notes["seed"] = std::to_string(options.seed);

@@ -15,11 +15,16 @@ namespace kv2 {
 /// The defaults are 16 sequences of 512: self-sampled text is decoded 16 rows at a time, which costs what one
 /// row does (the weights are read once a step), and more text changes nothing measurable (256 tokens gave a
 /// KL of 0.0231, 4,096 gave 0.0236).
+/// Where the statistics of queries and keys are taken: at the positions that the text had in its window, or
+/// moved to positions all over the model's context (uniform_positions.h).
+enum class CalibrationPositions : uint8_t { Window, Uniform };
+
 struct CalibrateOptions {
   int64_t n_tokens = 7168;  // statistics
   int64_t n_held_out =
       1024;  // clip search, disjoint from the statistics; 0: no search, the published 0.96 and 0.92
-  int64_t window = 512;           // length of one calibration sequence
+  int64_t window = 512;  // length of one calibration sequence
+  CalibrationPositions positions = CalibrationPositions::Uniform;
   uint64_t seed = 0;              // of self-sampled text
   int n_threads = 0;              // of the statistics; 0: all cores
   std::string source = "tokens";  // for the notes: where the text came from

@@ -50,7 +50,8 @@ struct NaiveKeys : Observer {
 TEST(Calibrate, ReadsFreshWindowsAndFillsEverything) {
   TinyModel model(50);  // chunks of 50 in windows of 128
   const std::vector<int32_t> tokens = random_tokens(700, 1);
-  const CalibrateOptions options = small_options();
+  CalibrateOptions options = small_options();
+  options.positions = CalibrationPositions::Window;
   const Calibration c = calibrate(*model, tokens, options);
   EXPECT_EQ(c.model_fingerprint, model->fingerprint());
   EXPECT_EQ(c.n_kv_heads, 2);
@@ -79,6 +80,35 @@ TEST(Calibrate, ReadsFreshWindowsAndFillsEverything) {
       EXPECT_GT((*matrix)[0], 0.0f);
     }
     for (const auto* mean : {&l.k_mean, &l.k_pre_mean, &l.v_mean}) ASSERT_EQ(mean->size(), 2u * 16);
+  }
+}
+
+// The positions change what queries and keys after RoPE give, and nothing else.
+TEST(Calibrate, PositionsOfTheWindowOrAllOverTheContext) {
+  TinyModel model(50);
+  const std::vector<int32_t> tokens = random_tokens(700, 1);
+  CalibrateOptions options = small_options();
+  options.n_held_out = 0;
+  const Calibration everywhere = calibrate(*model, tokens, options);
+  options.positions = CalibrationPositions::Window;
+  const Calibration window = calibrate(*model, tokens, options);
+  EXPECT_EQ(everywhere.notes.at("positions"), "uniform");
+  EXPECT_EQ(window.notes.at("positions"), "window");
+  for (size_t l = 0; l < 2; l++) {
+    const LayerCalibration &a = everywhere.layers[l], &b = window.layers[l];
+    EXPECT_NE(a.c_q, b.c_q);
+    EXPECT_NE(a.k_cov, b.k_cov);
+    EXPECT_EQ(a.k_pre_cov, b.k_pre_cov);
+    EXPECT_EQ(a.c_s, b.c_s);
+    EXPECT_EQ(a.v_cov, b.v_cov);
+    for (int head = 0; head < 2; head++) {  // a rotation keeps lengths: the traces agree
+      double trace_a = 0, trace_b = 0;
+      for (int i = 0; i < 16; i++) {
+        trace_a += a.c_q[(head * 16 + i) * 16 + i];
+        trace_b += b.c_q[(head * 16 + i) * 16 + i];
+      }
+      EXPECT_NEAR(trace_a / trace_b, 1, 1e-4);
+    }
   }
 }
 

@@ -186,17 +186,34 @@ std::vector<int32_t> read_npy_tokens(const std::string& path) {
   return parse_npy_tokens(file.bytes(), path);
 }
 
+namespace {
+
+/// Magic, version 1.0 and header: data begin at a multiple of 64, as NumPy writes them.
+std::string npy_start(std::string header) {
+  header.append(63 - (10 + header.size()) % 64, ' ');
+  header += '\n';
+  std::string start(kMagic);
+  start += {'\x01', '\x00', static_cast<char>(header.size() & 0xff), static_cast<char>(header.size() >> 8)};
+  return start + header;
+}
+
+}  // namespace
+
+void write_npy_tokens(const std::string& path, std::span<const int32_t> tokens) {
+  const std::string start =
+      npy_start(fmt::format("{{'descr': '<i4', 'fortran_order': False, 'shape': ({},), }}", tokens.size()));
+  write_file_atomically(path, [&](std::FILE* file) {
+    write_all(file, std::as_bytes(std::span(start)));
+    write_all(file, std::as_bytes(tokens));
+  });
+}
+
 void write_npy_rows(const std::string& path, int64_t n_rows, int64_t n_columns,
                     const std::function<void(const AppendRows&)>& fill) {
   KV2_CHECK(n_rows >= 0 && n_columns > 0 && n_rows <= std::numeric_limits<int64_t>::max() / 4 / n_columns);
-  std::string header =
-      fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", n_rows, n_columns);
-  header.append(63 - (10 + header.size()) % 64, ' ');  // data begin at a multiple of 64, as NumPy writes them
-  header += '\n';
+  const std::string start = npy_start(
+      fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", n_rows, n_columns));
   write_file_atomically(path, [&](std::FILE* file) {
-    std::string start(kMagic);
-    start += {'\x01', '\x00', static_cast<char>(header.size() & 0xff), static_cast<char>(header.size() >> 8)};
-    start += header;
     write_all(file, std::as_bytes(std::span(start)));
     int64_t left = n_rows * n_columns;
     fill([&](std::span<const float> values) {

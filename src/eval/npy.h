@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two shapes of NumPy files that kv2 trades in: token ids in (1-d integers) and logits out (2-d float32,
-// streamed). Little endian, C order, format versions 1 to 3. Nothing of a file is believed before it is
-// checked.
+// The two shapes of NumPy files that kv2 trades in: token ids in and out (1-d integers) and logits out (2-d
+// float32, streamed). Little endian, C order, format versions 1 to 3. Nothing of a file is believed before it
+// is checked.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +19,9 @@ namespace kv2 {
 std::vector<int32_t> read_npy_tokens(const std::string& path);
 /// The same on bytes; `name` for messages.
 std::vector<int32_t> parse_npy_tokens(std::span<const std::byte> bytes, const std::string& name);
+
+/// Writes token ids as a one-dimensional int32 array, atomically. Errors: Io.
+void write_npy_tokens(const std::string& path, std::span<const int32_t> tokens);
 
 /// Appends rows (any whole number of values) to a file being written.
 using AppendRows = std::function<void(std::span<const float>)>;

@@ -141,6 +141,14 @@ TEST(Npy, WritesRowsThatAreAllThereOrNotAtAll) {
   EXPECT_EQ(read_file(file.path, 1 << 20), bytes);
 }
 
+TEST(Npy, TokensThatWereWrittenAreRead) {
+  const std::string path = testing::TempDir() + "kv2_npy_tokens.npy";
+  for (const std::vector<int32_t>& tokens : {std::vector<int32_t>{}, {7}, {0, -1, 2147483647, 49151}}) {
+    write_npy_tokens(path, tokens);
+    EXPECT_EQ(read_npy_tokens(path), tokens);
+  }
+}
+
 TEST(Npy, ReadsFromAFileAndNamesAMissingOne) {
   const TempFile file;
   const std::string bytes = make(1, dictionary("<i4", "(2,)"), raw(std::vector<int32_t>{8, 9}));
