@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the judges of `kv2 eval` share: one small file per judge (eval_*.cpp), each adding itself to `eval`.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/options.h"
+#include "eval/divergence.h"
+
+namespace kv2::app {
+
+/// A model and the methods that one run judges on it.
+struct EvalOptions {
+  ModelOptions model;
+  CacheOptions cache;
+  std::vector<std::string> kv;
+  bool json = false;
+
+  /// MODEL, the cache's options, --kv with these defaults, and --json.
+  void add_to(CLI::App& app, const std::string& default_kv);
+  std::vector<CacheSpec> specs() const;
+};
+
+/// A session for a judge; one line on stderr says what computes.
+Session open_judge(const ModelOptions& options, int max_rows);
+/// The calibration that these methods need or that was given; nullopt when there is none or none is needed.
+std::optional<Calibration> calibration_for(const Model& model, const std::vector<CacheSpec>& specs,
+                                           const std::string& path);
+
+/// A text and how a judge walks it: --text, --tokens, --window, --max-tokens, --chunk.
+void add_divergence_options(CLI::App& app, TokenSource& source, DivergenceOptions& options);
+
+// Judges: each adds its subcommands.
+void add_eval_divergence(CLI::App& eval);  // ppl, kld
+void add_eval_ablation(CLI::App& eval);
+
+}  // namespace kv2::app

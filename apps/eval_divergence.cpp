@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// kv2 eval ppl|kld MODEL: perplexity and KL divergence from bf16 on a text.
+#include "eval/divergence.h"
+
+#include <fmt/format.h>
+
+#include "apps/eval.h"
+
+namespace kv2::app {
+namespace {
+
+struct Options {
+  EvalOptions eval;
+  TokenSource source;
+  DivergenceOptions divergence;
+};
+
+void run(const Options& o) {
+  const std::vector<CacheSpec> specs = o.eval.specs();
+  Session s = open_judge(o.eval.model, o.divergence.chunk_tokens);
+  const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
+  const auto results = measure_divergence(*s.model, o.source.read(s), specs,
+                                          calibration ? &*calibration : nullptr, o.divergence);
+  if (o.eval.json)
+    for (const auto& r : results) fmt::print("{}\n", to_json(r));
+  else
+    fmt::print("{}", to_table(results));
+}
+
+}  // namespace
+
+void add_divergence_options(CLI::App& app, TokenSource& source, DivergenceOptions& o) {
+  source.add_to(app);
+  app.add_option("--window", o.window, "tokens per window; default: the model's context");
+  app.add_option("--max-tokens", o.max_tokens, "of the text; default: all");
+  app.add_option("--chunk", o.chunk_tokens, "tokens per forward")->check(CLI::Range(1, 1 << 14));
+}
+
+void add_eval_divergence(CLI::App& eval) {
+  for (const auto& [name, help] :
+       {std::pair{"ppl", "perplexity of each method"},
+        std::pair{"kld", "KL divergence from bf16, flips and perplexity of each method"}}) {
+    auto* app = eval.add_subcommand(name, help);
+    auto o = std::make_shared<Options>();
+    o->eval.add_to(*app, "bf16,quarot2");
+    add_divergence_options(*app, o->source, o->divergence);
+    app->callback([o] { run(*o); });
+  }
+}
+
+}  // namespace kv2::app
