@@ -28,8 +28,8 @@ namespace {
 
 constexpr int kRunPages = 16;   // part of the arithmetic: where partials are cut
 constexpr int kTileRows = 128;  // (query, head) rows of a tile: amortises the expansion of a page
-constexpr size_t kPartialBytes = size_t{4}
-                                 << 20;  // scratch for the partials of split tiles, never less than two runs
+// Scratch for the partials of split tiles; never less than what three runs of every tile take.
+constexpr size_t kPartialBytes = size_t{4} << 20;
 
 int n_runs(const QueryTile& tile) {
   return tile.query_page() / kRunPages + 1;
@@ -151,11 +151,15 @@ void write_out(const AttendParams& p, const QueryTile& tile, const Partial& part
              p.out + row_offset(p, tile, i) + static_cast<size_t>(g) * s.head_dim);
 }
 
+size_t split_bytes(int n_threads, const KvShape& shape) {
+  const size_t least = 4 * static_cast<size_t>(n_threads) * 3 * partial_floats(shape) * sizeof(float);
+  return std::max(kPartialBytes, least);
+}
+
 }  // namespace
 
 size_t Attention::scratch_bytes(int n_threads, const KvShape& shape) {
-  const size_t split = 4 * static_cast<size_t>(n_threads) * 3 * partial_floats(shape) * sizeof(float);
-  return static_cast<size_t>(n_threads) * Worker::bytes(shape) + std::max(kPartialBytes, split);
+  return static_cast<size_t>(n_threads) * Worker::bytes(shape) + split_bytes(n_threads, shape);
 }
 
 void Attention::attend(const AttendParams& p) {
@@ -166,6 +170,7 @@ void Attention::attend(const AttendParams& p) {
   const std::vector<QueryTile> tiles = cut_tiles(p);
   if (tiles.empty()) return;
   workers_.grow(Worker::bytes(shape));
+  partials_.grow(split_bytes(team_.size(), shape));  // as planned, whatever the first batch needs
   const auto longest =
       std::max_element(tiles.begin(), tiles.end(), [](auto& a, auto& b) { return n_runs(a) < n_runs(b); });
   if (team_.size() > 1 && tiles.size() < 4 * static_cast<size_t>(team_.size()) && n_runs(*longest) > 1)
@@ -208,7 +213,6 @@ void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>
   const size_t fits = kPartialBytes / (floats * sizeof(float) * tiles.size());
   const int wave =
       static_cast<int>(std::clamp<size_t>(fits, 3, static_cast<size_t>(std::max(3, most_runs + 1)))) - 1;
-  partials_.grow(static_cast<size_t>(wave + 1) * floats * sizeof(float) * tiles.size());
   const auto partial = [&](int64_t tile, int slot) {  // slot 0: merged so far; 1..wave: this wave's runs
     float* memory = partials_.as<float>() + (static_cast<size_t>(tile) * (wave + 1) + slot) * floats;
     return Partial::at(memory, tiles[static_cast<size_t>(tile)].n_queries * shape.q_per_kv(), shape.head_dim);
