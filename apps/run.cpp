@@ -35,7 +35,7 @@ struct Options {
 struct Answer {
   std::vector<int32_t> tokens;
   std::string text;
-  int64_t n_prompt = 0;
+  int64_t n_prompt = 0, n_reused = 0;
   double prefill_seconds = 0, decode_seconds = 0;
   FinishReason finish = FinishReason::None;
 };
@@ -61,6 +61,7 @@ Answer generate(Engine& engine, const Tokenizer& tokenizer, const GenerateReques
       break;
     }
     for (const GenerateEvent& e : engine.step()) {
+      a.n_reused = e.reused_tokens;
       if (e.token >= 0) {
         if (a.tokens.empty()) first = Clock::now();
         a.tokens.push_back(e.token);
@@ -81,18 +82,21 @@ double rate(double n, double seconds) {
 
 void report(const Answer& a, Engine& engine, const Options& o) {
   const CachePlan& plan = engine.cache().plan();
-  const double prefill = rate(static_cast<double>(a.n_prompt), a.prefill_seconds);
+  const double prefill = rate(static_cast<double>(a.n_prompt - a.n_reused), a.prefill_seconds);
   const double decode = rate(static_cast<double>(a.tokens.size()) - 1, a.decode_seconds);
   const int64_t n = a.n_prompt + static_cast<int64_t>(a.tokens.size());
-  log_info(
-      fmt::format("prompt {} tokens at {:.0f}/s, answer {} tokens at {:.1f}/s ({}); kv {:.3g} bits all-in",
-                  a.n_prompt, prefill, a.tokens.size(), decode, name_of(a.finish), plan.all_in_bits(n)));
+  const std::string reused =
+      a.n_reused > 0 ? fmt::format(" ({} of them still in the cache)", a.n_reused) : "";
+  log_info(fmt::format(
+      "prompt {} tokens{} at {:.0f}/s, answer {} tokens at {:.1f}/s ({}); kv {:.3g} bits all-in", a.n_prompt,
+      reused, prefill, a.tokens.size(), decode, name_of(a.finish), plan.all_in_bits(n)));
   if (!o.json) return;
   const nlohmann::ordered_json j = {{"method", engine.cache().spec().method_text()},
                                     {"text", a.text},
                                     {"tokens", a.tokens},
                                     {"finish", name_of(a.finish)},
                                     {"prompt_tokens", a.n_prompt},
+                                    {"reused_tokens", a.n_reused},
                                     {"history_bits", plan.layout.history_bits()},
                                     {"all_in_bits", plan.all_in_bits(n)},
                                     {"kv_bytes", plan.bytes_for(n)},

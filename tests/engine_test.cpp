@@ -107,6 +107,28 @@ TEST(Engine, AnswersDoNotDependOnCompanyOrChunks) {
   }
 }
 
+// A chat: every prompt is the one before with its answer and something new. All whole pages of what was said
+// are found, and the answers are those of an engine that reads everything.
+TEST(Engine, ChatsReadOnlyWhatIsNew) {
+  for (const char* method : {"bf16", "quarot2"}) {
+    const EngineOptions o = options(method, 1, 100);
+    Engine chat(model(), o, nullptr);
+    GenerateRequest r;
+    r.max_tokens = 30;
+    int64_t said = 0;
+    for (int turn = 0; turn < 3; turn++) {
+      const auto question = random_tokens(turn == 0 ? 290 : 37, model().config().vocab, 70 + turn);
+      r.prompt.insert(r.prompt.end(), question.begin(), question.end());
+      const GenerateResult answer = chat.generate(r, {});
+      Engine fresh(model(), o, nullptr);
+      EXPECT_EQ(answer.tokens, fresh.generate(r, {}).tokens) << method << ", turn " << turn;
+      EXPECT_EQ(answer.reused_tokens, said / kPageTokens * kPageTokens) << method << ", turn " << turn;
+      r.prompt.insert(r.prompt.end(), answer.tokens.begin(), answer.tokens.end());
+      said = static_cast<int64_t>(r.prompt.size()) - 1;  // the last token of an answer was never read
+    }
+  }
+}
+
 TEST(Engine, ExactAnswersDoNotDependOnCompanyOrChunksEither) {
   EngineOptions o = options("naive2", 1, 128);
   o.cache.prefill = PrefillPolicy::Exact;

@@ -68,12 +68,13 @@ struct GenerateEvent {
   RequestId request;
   int32_t token = -1;  // -1: none (the request only ended)
   FinishReason finish = FinishReason::None;
+  int64_t reused_tokens = 0;  // of the prompt, whose pages were in the cache from an earlier request
 };
 
 struct GenerateResult {
-  std::string text;             // without the token that ended it
-  std::vector<int32_t> tokens;  // with it
-  int64_t prompt_tokens = 0;
+  std::string text;                              // without the token that ended it
+  std::vector<int32_t> tokens;                   // with it
+  int64_t prompt_tokens = 0, reused_tokens = 0;  // see GenerateEvent
   FinishReason finish = FinishReason::None;
 };
 

@@ -105,7 +105,10 @@ void Engine::Impl::admit() {
     Sequence s = std::move(waiting.front());
     waiting.pop_front();
     s.cache = *opened;
-    if (shares_prefixes()) s.n_cached = cache.attach_prefix(*s.cache, s.tokens);
+    if (shares_prefixes()) {
+      s.n_cached = s.n_reused = cache.attach_prefix(*s.cache, s.tokens);
+      cache.remember_prefix(*s.cache, s.tokens);
+    }
     running.push_back(std::move(s));
   }
 }
@@ -145,15 +148,16 @@ std::vector<GenerateEvent> Engine::Impl::advance(const std::vector<Share>& share
   size_t row = 0;
   for (const Share& share : shares) {
     Sequence& s = running[share.index];
-    const bool complete = share.n_rows == s.pending(), was_prompt = s.n_cached < s.n_prompt;
+    const bool complete = share.n_rows == s.pending();
     s.n_cached += share.n_rows;
     if (!complete) continue;
-    if (was_prompt && shares_prefixes())
-      cache.remember_prefix(*s.cache, {s.tokens.data(), size_t(s.n_cached)});
     const int32_t token = s.sampler.pick({logits.data() + row++ * vocab, vocab});
     const FinishReason finish = s.push(token, model.config().eos, options.context);
-    events.push_back({.request = s.id, .token = token, .finish = finish});
-    if (finish != FinishReason::None) stop(s);
+    events.push_back({.request = s.id, .token = token, .finish = finish, .reused_tokens = s.n_reused});
+    if (finish == FinishReason::None) continue;
+    // A chat goes on from here: its next prompt begins with this one and its answer.
+    if (shares_prefixes()) cache.remember_prefix(*s.cache, {s.tokens.data(), size_t(s.n_cached)});
+    stop(s);
   }
   std::erase_if(running, [](const Sequence& s) { return !s.cache; });
   return events;

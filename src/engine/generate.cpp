@@ -95,6 +95,7 @@ GenerateResult Engine::generate(const GenerateRequest& request,
       return;
     }
     result.tokens.push_back(e.token);
+    result.reused_tokens = e.reused_tokens;
     result.finish = e.finish;
     const bool more = e.finish == FinishReason::EndOfText || text.push(e.token);
     if (!more && e.finish == FinishReason::None) result.finish = FinishReason::Cancelled;

@@ -25,6 +25,7 @@ struct Sequence {
   int64_t n_prompt;
   std::optional<SequenceId> cache;  // while it runs
   int64_t n_cached = 0;             // tokens whose K and V are in the cache
+  int64_t n_reused = 0;             // of those, found there at admission
 
   int64_t pending() const { return static_cast<int64_t>(tokens.size()) - n_cached; }
   int64_t n_answer() const { return static_cast<int64_t>(tokens.size()) - n_prompt; }
