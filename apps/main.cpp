@@ -48,6 +48,7 @@ int main(int argc, char** argv) {
   kv2::app::add_calibrate(program);
   kv2::app::add_eval(program);
   kv2::app::add_plan(program);
+  kv2::app::add_bench(program);
   kv2::app::add_logits(program);
   kv2::app::add_tokenize(program);
   kv2::app::add_inspect(program);

@@ -81,5 +81,6 @@ void add_logits(CLI::App& program);
 void add_tokenize(CLI::App& program);
 void add_inspect(CLI::App& program);
 void add_plan(CLI::App& program);
+void add_bench(CLI::App& program);
 
 }  // namespace kv2::app

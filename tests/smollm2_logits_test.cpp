@@ -124,6 +124,17 @@ TEST_F(SmolLm2, F32LinearsOnABf16CacheAgree) {
   EXPECT_GE(a.plain.top1, 0.995);
 }
 
+// Weights as the file codes them, rows in 16 bits of fixed point per 32: as near as f32.
+TEST_F(SmolLm2, LinearsFromTheFilesCodesAgree) {
+  const Agreements exact = compare(path_, LinearPrecision::Auto, Cache::F32);
+  EXPECT_LE(exact.plain.mean_kl, 1e-5);
+  EXPECT_GE(exact.plain.top1, 0.995);
+  const Agreements a = compare(path_, LinearPrecision::Auto, Cache::Bf16);
+  EXPECT_LE(a.kv16.mean_kl, 3e-5);
+  EXPECT_LE(a.plain.mean_kl, 7e-5);
+  EXPECT_GE(a.kv16.top1, 0.99);
+}
+
 TEST_F(SmolLm2, Bf16LinearsAgreeWithAnIndependentImplementation) {
   const Agreements a = compare(path_, LinearPrecision::Bf16, Cache::Bf16);
   for (const Agreement& one : {a.kv16, a.plain}) {

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "cpu/attend_kernel.h"
 #include "cpu/head_page.h"
+#include "cpu/packed_kernel.h"
 
 namespace kv2::cpu {
 
@@ -44,13 +45,20 @@ size_t partial_floats(const KvShape& shape) {
   return Partial::floats(tile_rows(shape), shape.head_dim);
 }
 
-/// One worker's scratch: half a head page as floats, a tile's queries, their weights and two partials.
+/// The layout with the most groups, for planning: one per 16 channels.
+size_t coded_floats(const KvShape& shape) {
+  return CodedQueries::floats(tile_rows(shape), {shape.head_dim, 16});
+}
+
+/// One worker's scratch: half a head page as floats, a tile's queries, their weights, two partials, coded
+/// queries.
 struct Worker {
-  float *half, *q, *weights, *run, *total;
+  float *half, *q, *weights, *run, *total, *coded;
 
   static size_t bytes(const KvShape& shape) {
     const size_t d = static_cast<size_t>(shape.head_dim), rows = static_cast<size_t>(tile_rows(shape));
-    return sizeof(float) * (kPageTokens * d + rows * (d + kPageTokens) + 2 * partial_floats(shape));
+    return sizeof(float) *
+           (kPageTokens * d + rows * (d + kPageTokens) + 2 * partial_floats(shape) + coded_floats(shape));
   }
   Worker(float* memory, const KvShape& shape) {
     const size_t d = static_cast<size_t>(shape.head_dim), rows = static_cast<size_t>(tile_rows(shape));
@@ -59,6 +67,7 @@ struct Worker {
     weights = q + rows * d;
     run = weights + rows * kPageTokens;
     total = run + partial_floats(shape);
+    coded = total + partial_floats(shape);
   }
 };
 
@@ -95,6 +104,17 @@ class PageReader {
                  (packed_ ? kv.layout.packed_offset(p.layer, tile.kv_head)
                           : kv.layout.full_offset(p.layer, tile.kv_head));
   }
+  /// Whether attention reads the codes as they are.
+  bool coded() const { return packed_ && reads_codes(layout_); }
+  const std::byte* head_page() const { return head_page_; }
+  /// A head page is 40 lines or more at an address that no hardware prefetcher foresees: asked for one page
+  /// ahead. 30 layers at 7,424 tokens on one Zen 4 core: 9.5 ms without, 7.9 ms with (November 2026).
+  void prefetch() const {
+    const size_t bytes =
+        packed_ ? layout_.bytes() : size_t{4} * kPageTokens * static_cast<size_t>(layout_.head_dim);
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(head_page_ + at);
+    asm volatile("");  // else GCC 12 takes this function for pure and drops its calls
+  }
   void keys(float* to) const {
     packed_ ? expand_packed_keys(head_page_, layout_, to)
             : expand_full_keys(head_page_, layout_.head_dim, n_tokens_, to);
@@ -124,17 +144,42 @@ void gather_queries(const AttendParams& p, const QueryTile& tile, float* q) {
     std::memcpy(q + i * n, p.q + row_offset(p, tile, i), n * sizeof(float));
 }
 
+Int2Layout int2_layout(const AttendParams& p) {
+  return {p.kv.layout.shape.head_dim, p.kv.layout.group};
+}
+TileView tile_view(const AttendParams& p, const QueryTile& tile, const Worker& worker) {
+  const KvShape& s = p.kv.layout.shape;
+  return {worker.q, worker.weights, tile.n_queries * s.q_per_kv(), s.head_dim, p.softmax_scale, p.soft_cap};
+}
+
+/// The tile's queries into worker.q, and coded where pages will be read in codes.
+void take_queries(const AttendParams& p, const QueryTile& tile, const Worker& worker) {
+  gather_queries(p, tile, worker.q);
+  const Int2Layout layout = int2_layout(p);
+  if (p.kv.rule.quantized && !tile.reads_full && reads_codes(layout)) {
+    const TileView view = tile_view(p, tile, worker);
+    code_queries(view, layout, CodedQueries::at(worker.coded, view.n_rows, layout));
+  }
+}
+
 /// The partial of one run of pages; worker.q holds the tile's queries.
 void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Worker& worker,
                 const Partial& partial) {
   const KvShape& shape = p.kv.layout.shape;
-  const int n_rows = tile.n_queries * shape.q_per_kv(), last_page = tile.query_page();
-  const int first = run * kRunPages, end = std::min(first + kRunPages, last_page + 1);
-  const TileView view{worker.q, worker.weights, n_rows, shape.head_dim, p.softmax_scale, p.soft_cap};
+  const int last_page = tile.query_page(), first = run * kRunPages,
+            end = std::min(first + kRunPages, last_page + 1);
+  const TileView view = tile_view(p, tile, worker);
+  const Int2Layout layout = int2_layout(p);
   for (int page = first; page < end; page++) {
     const int first_token = static_cast<int>(tile.first_pos % kPageTokens);
     const bool own = page == last_page;  // the queries' own page: each reads up to itself
     const PageReader reader(p, tile, page, own ? first_token + tile.n_queries : kPageTokens);
+    if (page + 1 < end) PageReader(p, tile, page + 1, kPageTokens).prefetch();
+    if (reader.coded()) {
+      attend_packed(view, CodedQueries::at(worker.coded, view.n_rows, layout), reader.head_page(), layout,
+                    page == first, partial);
+      continue;
+    }
     const PageView reads{own ? first_token + 1 : 0, shape.q_per_kv(), page == first};
     reader.keys(worker.half);
     attend_keys(view, reads, worker.half, partial);
@@ -188,7 +233,7 @@ void Attention::attend_whole(const AttendParams& p, const std::vector<QueryTile>
     const Worker worker(workers_.of<float>(w), shape);
     const Partial total = Partial::at(worker.total, n_rows, shape.head_dim);
     const Partial part = Partial::at(worker.run, n_rows, shape.head_dim);
-    gather_queries(p, tile, worker.q);
+    take_queries(p, tile, worker);
     attend_run(p, tile, 0, worker, total);
     for (int run = 1; run < n_runs(tile); run++) {
       attend_run(p, tile, run, worker, part);
@@ -223,7 +268,7 @@ void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>
       const int slot = static_cast<int>(i / n_tiles), run = first + slot;
       if (run >= n_runs(tile)) return;
       const Worker worker(workers_.of<float>(w), shape);
-      gather_queries(p, tile, worker.q);
+      take_queries(p, tile, worker);
       attend_run(p, tile, run, worker, partial(i % n_tiles, run == 0 ? 0 : slot + 1));
     });
     team_.run(n_tiles, [&](int64_t i, int) {

@@ -19,14 +19,6 @@ namespace kv2::cpu::HWY_NAMESPACE {
 constexpr int kTokens = kPageTokens;
 constexpr float kMinusInfinity = -__builtin_inff();
 
-/// cap·tanh(x / cap) with tanh(y) = sign(y)·(1 − e) / (1 + e), e = exp(−2|y|).
-HWY_ATTR Vec soft_capped(Vec x, float cap) {
-  const Floats f;
-  const auto y = hn::Div(x, hn::Set(f, cap)), one = hn::Set(f, 1.f);
-  const auto e = exp_of(hn::Mul(hn::Abs(y), hn::Set(f, -2.f)));
-  return hn::Mul(hn::Set(f, cap), hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), y));
-}
-
 /// Logits of one row, in place: scaled, capped, masked; returns the largest.
 HWY_ATTR float finish_logits(float* s, float scale, float cap, int visible) {
   const Floats f;

@@ -20,6 +20,7 @@
 #include "cpu/head_page.h"
 #include "cpu/linear.h"
 #include "cpu/tables.h"
+#include "cpu/vnni.h"
 
 namespace kv2 {
 namespace cpu {
@@ -50,11 +51,13 @@ class CpuBackend final : public Backend {
   }
   void sync() override {}
 
+  bool multiplies_codes() const override { return linears_.multiplies_codes(); }
   std::unique_ptr<Linear> make_linear(const LinearSource& source) override { return linears_.pack(source); }
   std::unique_ptr<Linear> make_embedding(const LinearSource& source) override {
     KV2_CHECK(source.n_in > 0 && source.n_out > 0 && source.fill, "an embedding of {} by {}", source.n_out,
               source.n_in);
-    return std::make_unique<Embedding>(source, linears_.uses_bf16());
+    return std::make_unique<Embedding>(source, linears_.uses_bf16(),
+                                       linears_.multiplies_codes() && source.coded.bits != 0);
   }
   size_t scratch_bytes(int n_rows, int max_width, const KvShape& shape) const override {
     const size_t d = static_cast<size_t>(shape.head_dim);
@@ -135,13 +138,15 @@ class CpuBackend final : public Backend {
 
 std::vector<int64_t> simd_targets() {
   std::vector<int64_t> targets;  // lower bits are better targets
+  if ((hwy::SupportedTargets() & HWY_TARGETS & HWY_AVX3) && cpu::processor_has_vnni())
+    targets.push_back(cpu::kAvx3Vnni);
   for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS & ~cpu::kBaseline; left; left &= left - 1)
     targets.push_back(left & -left);
   return targets;
 }
 
 std::string simd_target_name(int64_t target) {
-  return hwy::TargetName(target);
+  return target == cpu::kAvx3Vnni ? "AVX3+VNNI" : hwy::TargetName(target);
 }
 
 void force_simd_target(int64_t target) {
@@ -149,7 +154,8 @@ void force_simd_target(int64_t target) {
   const auto targets = simd_targets();
   KV2_CHECK(target == 0 || std::find(targets.begin(), targets.end(), target) != targets.end(),
             "SIMD target {:#x} is not here", target);
-  hwy::SetSupportedTargetsForTest(target);
+  cpu::set_use_vnni(target == 0 || target == cpu::kAvx3Vnni);
+  hwy::SetSupportedTargetsForTest(target == cpu::kAvx3Vnni ? HWY_AVX3 : target);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 

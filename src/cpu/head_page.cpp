@@ -37,35 +37,42 @@ void import_params(fp16* to, int groups, const fp16* from) {
     }
 }
 
-// Blocks of 16 channels keep both sides in cache; a token's canonical byte holds 4 channels.
+/// Where the code of (row, column) lies: rows are tokens of K or channels of V, columns the others.
+struct CodePlace {
+  size_t byte;
+  int shift;
+};
+CodePlace place(int row, int column, int n_columns) {
+  const int p = column / 16, f = column % 16 / 4, e = column % 4;
+  return {static_cast<size_t>((row / 16 * (n_columns / 16) + p) * 64 + row % 16 * 4 + e), 2 * f};
+}
+
+// A token's canonical byte holds 4 channels.
 void export_codes(const uint8_t* k, const uint8_t* v, int d, uint8_t* k_out, uint8_t* v_out) {
-  for (int t = 0; t < kPageTokens; t++) {
+  for (int t = 0; t < kPageTokens; t++)
     for (int b = 0; b < d / 4; b++) {
       unsigned k_byte = 0, v_byte = 0;
       for (int j = 0; j < 4; j++) {
-        const int c = 4 * b + j;
-        k_byte |= (k[c * 16 + t % 16] >> (2 * (t / 16)) & 3u) << (2 * j);
-        v_byte |= (v[t / 4 * d + c] >> (2 * (t % 4)) & 3u) << (2 * j);
+        const CodePlace at_k = place(t, 4 * b + j, d), at_v = place(4 * b + j, t, kPageTokens);
+        k_byte |= (k[at_k.byte] >> at_k.shift & 3u) << (2 * j);
+        v_byte |= (v[at_v.byte] >> at_v.shift & 3u) << (2 * j);
       }
       k_out[t * (d / 4) + b] = static_cast<uint8_t>(k_byte);
       v_out[t * (d / 4) + b] = static_cast<uint8_t>(v_byte);
     }
-  }
 }
 void import_codes(uint8_t* k, uint8_t* v, int d, const uint8_t* k_in, const uint8_t* v_in) {
-  const int row = d / 4;
-  for (int i = 0; i < 16; i++) {
-    for (int c = 0; c < d; c++) {
-      const int b = c / 4, shift = 2 * (c % 4);
-      unsigned k_byte = 0, v_byte = 0;
-      for (int f = 0; f < 4; f++) {
-        k_byte |= (k_in[(16 * f + i) * row + b] >> shift & 3u) << (2 * f);
-        v_byte |= (v_in[(4 * i + f) * row + b] >> shift & 3u) << (2 * f);
+  std::memset(k, 0, static_cast<size_t>(kPageTokens) * d / 4);
+  std::memset(v, 0, static_cast<size_t>(kPageTokens) * d / 4);
+  for (int t = 0; t < kPageTokens; t++)
+    for (int b = 0; b < d / 4; b++) {
+      const unsigned k_byte = k_in[t * (d / 4) + b], v_byte = v_in[t * (d / 4) + b];
+      for (int j = 0; j < 4; j++) {
+        const CodePlace at_k = place(t, 4 * b + j, d), at_v = place(4 * b + j, t, kPageTokens);
+        k[at_k.byte] = static_cast<uint8_t>(k[at_k.byte] | (k_byte >> (2 * j) & 3u) << at_k.shift);
+        v[at_v.byte] = static_cast<uint8_t>(v[at_v.byte] | (v_byte >> (2 * j) & 3u) << at_v.shift);
       }
-      k[c * 16 + i] = static_cast<uint8_t>(k_byte);
-      v[i * d + c] = static_cast<uint8_t>(v_byte);
     }
-  }
 }
 
 }  // namespace
@@ -114,6 +121,32 @@ void import_packed(std::byte* head_page, const Int2Layout& layout, const std::by
                bytes_at(canonical, layout.k_codes()), bytes_at(canonical, layout.v_codes()));
   for (const size_t at : {layout.k_params(), layout.v_params()})
     import_params(params_at(head_page, at), layout.n_groups(), params_at(canonical, at));
+}
+
+// x̂ = scale·code + offset in one rounding; scale·code is exact.
+void expand_packed_keys(const std::byte* head_page, const Int2Layout& layout, float* keys) {
+  const uint8_t* codes = bytes_at(head_page, layout.k_codes());
+  const fp16* params = params_at(head_page, layout.k_params());
+  for (int c = 0; c < layout.head_dim; c++)
+    for (int t = 0; t < kPageTokens; t++) {
+      const CodePlace at = place(t, c, layout.head_dim);
+      const int g = c / layout.group;
+      keys[c * kPageTokens + t] =
+          to_float(params[g * kPageTokens + t]) * static_cast<float>(codes[at.byte] >> at.shift & 3) +
+          to_float(params[(layout.n_groups() + g) * kPageTokens + t]);
+    }
+}
+void expand_packed_values(const std::byte* head_page, const Int2Layout& layout, float* values) {
+  const uint8_t* codes = bytes_at(head_page, layout.v_codes());
+  const fp16* params = params_at(head_page, layout.v_params());
+  for (int t = 0; t < kPageTokens; t++)
+    for (int c = 0; c < layout.head_dim; c++) {
+      const CodePlace at = place(c, t, kPageTokens);
+      const int g = c / layout.group;
+      values[t * layout.head_dim + c] =
+          to_float(params[g * kPageTokens + t]) * static_cast<float>(codes[at.byte] >> at.shift & 3) +
+          to_float(params[(layout.n_groups() + g) * kPageTokens + t]);
+    }
 }
 
 }  // namespace kv2::cpu

@@ -3,9 +3,13 @@
 // lanes are tokens for q·k and channels for p·v. Sizes are the canonical ones (quant/page_layout.h).
 //
 //   full     bf16  K [d][64]   V [64][d]
-//   packed   K codes  [d][16]    byte i of channel c: tokens i, 16+i, 32+i, 48+i in bits 0-1, 2-3, 4-5, 6-7
-//            V codes  [16][d]    byte c of row r: tokens 4r, 4r+1, 4r+2, 4r+3 of channel c in bits 0-1, 2-3,
-//            4-5, 6-7 K params fp16 scale [groups][64], then offset [groups][64] V params the same
+//   packed   K codes  [4][d/16][16 lanes][4]   byte (b, p, l, e), bits 2f: token 16b + l, channel 16p + 4f +
+//   e
+//            V codes  [d/16][4][16 lanes][4]   byte (b, p, l, e), bits 2f: channel 16b + l, token 16p + 4f +
+//            e K params fp16 scale [groups][64], then offset [groups][64]; V params the same
+//
+// So one load of 64 bytes, three shifts and four masks are 4 x 64 codes as bytes; each lane of 32 bits holds
+// four codes that meet the same four query values (or weights) in every lane: what a byte dot product takes.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +40,7 @@ void import_packed(std::byte* head_page, const Int2Layout& layout, const std::by
 /// as they were (attention does not read them).
 void expand_full_keys(const std::byte* head_page, int head_dim, int n_tokens, float* keys);
 void expand_full_values(const std::byte* head_page, int head_dim, int n_tokens, float* values);
+/// Of groups that packed_kernel.h does not read; plain code.
 void expand_packed_keys(const std::byte* head_page, const Int2Layout& layout, float* keys);
 void expand_packed_values(const std::byte* head_page, const Int2Layout& layout, float* values);
 

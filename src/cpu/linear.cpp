@@ -53,7 +53,10 @@ std::vector<RowTile> cut_rows(int n_rows, const std::vector<int>& counts) {
 }  // namespace
 
 LinearEngine::LinearEngine(ThreadTeam& team, LinearPrecision precision)
-    : team_(team), dnn_(std::make_unique<OneDnn>(team.size())) {
+    : team_(team),
+      codes_(precision == LinearPrecision::Auto),
+      coded_(team),
+      dnn_(std::make_unique<OneDnn>(team.size())) {
   bf16_ = precision == LinearPrecision::Bf16 || (precision == LinearPrecision::Auto && has_fast_bf16(*dnn_));
   const std::string chosen = shape_for(64, 64).implementation();  // throws when there is none
   if (chosen.find("ref") != std::string::npos)
@@ -72,8 +75,9 @@ std::string LinearEngine::describe() const {
   std::vector<std::string> names;
   for (const auto& [name, counts] : kernels)
     names.push_back(fmt::format("{} rows {}", name, fmt::join(counts, " or ")));
-  return fmt::format("{} (oneDNN {}.{}.{}, {})", bf16_ ? "bf16" : "f32", v->major, v->minor, v->patch,
-                     fmt::join(names, "; "));
+  return fmt::format("{}{} (oneDNN {}.{}.{}, {})",
+                     codes_ ? "coded weights as the file has them, others " : "", bf16_ ? "bf16" : "f32",
+                     v->major, v->minor, v->patch, fmt::join(names, "; "));
 }
 
 TileShape& LinearEngine::shape_for(int n_in, int n_out) {
@@ -93,6 +97,7 @@ TileShape& LinearEngine::shape_for(int n_in, int n_out) {
 std::unique_ptr<Linear> LinearEngine::pack(const LinearSource& source) {
   KV2_CHECK(source.n_in > 0 && source.n_out > 0 && source.fill, "a linear of {} by {}", source.n_in,
             source.n_out);
+  if (codes_ && source.coded.bits != 0) return coded_.pack(source);
   KV2_CHECK(source.bias.empty() || source.bias.size() == static_cast<size_t>(source.n_out),
             "bias of {} for {} outputs", source.bias.size(), source.n_out);
   TileShape& shape = shape_for(source.n_in, source.n_out);
@@ -162,6 +167,7 @@ void LinearEngine::prepare_rows(const LinearParams& p, int n_in, int padded_in, 
 
 void LinearEngine::multiply(const Linear& weights, const LinearParams& p) {
   if (p.n_rows <= 0) return;
+  if (const auto* coded = dynamic_cast<const CodedLinear*>(&weights)) return coded_.multiply(*coded, p);
   const auto* w = dynamic_cast<const PackedLinear*>(&weights);
   KV2_CHECK(w, "these weights were not packed by the CPU backend's make_linear");
   TileShape& shape = *w->shape_;
@@ -189,7 +195,8 @@ void LinearEngine::multiply(const Linear& weights, const LinearParams& p) {
 
 size_t LinearEngine::scratch_bytes(int n_rows, int max_width) const {
   return static_cast<size_t>(round_up(n_rows, 64)) *
-         static_cast<size_t>(round_up(max_width, kDepthMultiple)) * (bf16_ ? 2 : 4);
+             static_cast<size_t>(round_up(max_width, kDepthMultiple)) * (bf16_ ? 2 : 4) +
+         (codes_ ? CodedLinears::scratch_bytes(n_rows, max_width) : 0);
 }
 
 const std::vector<int>& LinearEngine::row_tiles(const Linear& weights) const {

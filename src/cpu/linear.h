@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linears through oneDNN: single-threaded matmul primitives on tiles of the output, called from the thread
-// team. Weights are packed once, tile by tile.
+// Linears. Weights that a file codes go to coded_linear.h (Auto); all others through oneDNN: single-threaded
+// matmul primitives on tiles of the output, called from the thread team. Weights are packed once, tile by
+// tile.
 //
 // Invariant: a row's result has the same bits for any number of rows, any chunking and any number of threads.
 // Tiles have fixed shapes; which row counts may be mixed is decided by comparing bits when a shape is first
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cpu/coded_linear.h"
 #include "cpu/scratch.h"
 #include "ops/backend.h"
 
@@ -45,6 +47,8 @@ class LinearEngine {
   ~LinearEngine();
 
   bool uses_bf16() const { return bf16_; }
+  /// Weights that a file codes stay in their codes (Auto).
+  bool multiplies_codes() const { return codes_; }
   std::string describe() const;
 
   std::unique_ptr<Linear> pack(const LinearSource& source);
@@ -58,7 +62,8 @@ class LinearEngine {
   void prepare_rows(const LinearParams& p, int n_in, int padded_in, int padded_rows);
 
   ThreadTeam& team_;
-  bool bf16_ = false;
+  bool bf16_ = false, codes_ = false;
+  CodedLinears coded_;
   std::unique_ptr<OneDnn> dnn_;
   std::map<std::pair<int, int>, std::unique_ptr<TileShape>> shapes_;
   AlignedBuffer rows_;  // inputs as the primitives read them: [padded rows, padded n_in]

@@ -3,6 +3,8 @@
 // seen.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -14,11 +16,18 @@
 
 namespace kv2::cpu {
 
-/// 64-byte aligned memory; throws OutOfMemory naming the size.
+/// 64-byte aligned memory; throws OutOfMemory naming the size. From 4 MiB on it asks for huge pages: a decode
+/// step touches thousands of 4 KiB pages in an order of its own, more than a TLB holds.
 inline void* allocate_aligned(size_t bytes) {
+  constexpr size_t kHuge = size_t{2} << 20;
   void* p = nullptr;
-  const size_t rounded = bytes > SIZE_MAX - 64 ? 0 : (bytes + 63) / 64 * 64;
-  if (bytes != 0 && rounded != 0) p = std::aligned_alloc(64, rounded);
+  const size_t alignment = bytes >= 2 * kHuge ? kHuge : 64;
+  const size_t rounded = bytes > SIZE_MAX - kHuge ? 0 : (bytes + 63) / 64 * 64;
+  if (bytes != 0 && rounded != 0) {
+    p = std::aligned_alloc(alignment, (rounded + alignment - 1) / alignment * alignment);
+    if (p && alignment == kHuge)
+      ::madvise(p, rounded / kHuge * kHuge, MADV_HUGEPAGE);  // a wish: no error to handle
+  }
   if (bytes == 0) p = std::aligned_alloc(64, 64);
   if (!p)
     throw_error(ErrorCode::OutOfMemory, "no memory for {} bytes ({:.2f} GiB)", bytes,

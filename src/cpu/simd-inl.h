@@ -55,6 +55,14 @@ inline HWY_ATTR float exp_of(float x) {
   return hn::GetLane(exp_of(hn::Set(Floats(), x)));
 }
 
+/// cap·tanh(x / cap) with tanh(y) = sign(y)·(1 − e) / (1 + e), e = exp(−2|y|).
+inline HWY_ATTR Vec soft_capped(Vec x, float cap) {
+  const Floats f;
+  const auto y = hn::Div(x, hn::Set(f, cap)), one = hn::Set(f, 1.f);
+  const auto e = exp_of(hn::Mul(hn::Abs(y), hn::Set(f, -2.f)));
+  return hn::Mul(hn::Set(f, cap), hn::CopySign(hn::Div(hn::Sub(one, e), hn::Add(one, e)), y));
+}
+
 /// bf16 bits to float: exact.
 inline HWY_ATTR Vec load_bf16(const uint16_t* p) {
   return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Words(), hn::LoadU(Halves(), p))));

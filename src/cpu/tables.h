@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -16,11 +17,16 @@ namespace kv2::cpu {
 
 class Embedding final : public Linear {
  public:
-  Embedding(const LinearSource& source, bool bf16)
+  /// on_demand: no table; rows are decoded from the file when they are asked for.
+  Embedding(const LinearSource& source, bool bf16, bool on_demand)
       : n_in_(source.n_in),
         n_out_(source.n_out),
         bf16_(bf16),
-        table_(static_cast<size_t>(source.n_in) * source.n_out * (bf16 ? 2 : 4)) {
+        table_(on_demand ? 0 : static_cast<size_t>(source.n_in) * source.n_out * (bf16 ? 2 : 4)) {
+    if (on_demand) {
+      fill_ = source.fill;
+      return;
+    }
     const size_t width = static_cast<size_t>(n_in_);
     if (!bf16) {
       source.fill(0, n_out_, table_.as<float>());
@@ -39,6 +45,7 @@ class Embedding final : public Linear {
   size_t bytes() const override { return table_.bytes(); }
 
   void read(int token, float* out) const {
+    if (fill_) return fill_(token, 1, out);
     const size_t width = static_cast<size_t>(n_in_), at = static_cast<size_t>(token) * width;
     if (bf16_)
       from_bf16_row(table_.as<kv2::bf16>() + at, width, out);
@@ -50,6 +57,7 @@ class Embedding final : public Linear {
   int n_in_, n_out_;
   bool bf16_;
   AlignedBuffer table_;
+  std::function<void(int, int, float*)> fill_;
 };
 
 /// cos and sin of the positions of a batch: the same for q and k of all layers, so computed once per batch.

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "formats/gguf.h"
+#include "formats/weight_codes.h"
 #include "model/arch.h"
 
 namespace kv2 {
@@ -181,6 +182,36 @@ class Loader {
         const int64_t begin = std::max<int64_t>(row0, first),
                       end = std::min(first + t->shape[0], int64_t{row0} + n_rows);
         if (begin < end) file.read_rows(*t, begin - first, end - begin, rows + (begin - row0) * n_in);
+        first += t->shape[0];
+      }
+    };
+    if (backend_.multiplies_codes()) out.coded = codes(s, out.n_in);
+    return out;
+  }
+
+  /// Codes of a stack whose parts have one code format; none else (then the weights go through floats).
+  WeightCodes codes(const Stack& s, int n_in) const {
+    const auto format = code_format(s.parts[0]->type);
+    for (const TensorInfo* t : s.parts)
+      if (code_format(t->type) != format) return {};
+    if (!format) return {};
+    WeightCodes out{
+        .bits = format->bits,
+        .block = format->block,
+        .zero = format->zero,
+        .has_offset = format->has_offset,
+        .params_in_fp16 = !s.parts[0]->type.ends_with("_K")};  // K-quants: products of two numbers
+    const int64_t width = n_in, parts_of_row = n_in / format->block;
+    out.fill = [&file = file_, parts = s.parts, width, parts_of_row](int row0, int n_rows, uint8_t* codes,
+                                                                     float* scale, float* offset) {
+      int64_t first = 0;
+      for (const TensorInfo* t : parts) {
+        const int64_t begin = std::max<int64_t>(row0, first),
+                      end = std::min(first + t->shape[0], int64_t{row0} + n_rows);
+        const int64_t at = begin - row0;
+        if (begin < end)
+          read_codes(file, *t, begin - first, end - begin, codes + at * width, scale + at * parts_of_row,
+                     offset + at * parts_of_row);
         first += t->shape[0];
       }
     };

@@ -24,7 +24,8 @@ class ThreadTeam;
 
 /// How a backend should keep and multiply weights.
 enum class LinearPrecision : uint8_t {
-  Auto,  // bf16 where the machine has a fast path for it, f32 elsewhere
+  Auto,  // weights that the file codes: straight from the codes where the backend can (multiplies_codes);
+         // others: bf16 where the machine has a fast path for it, f32 elsewhere
   F32,
   Bf16,
 };
@@ -38,11 +39,24 @@ class Linear {
   virtual size_t bytes() const = 0;  // of device memory
 };
 
+/// The same matrix as its file codes it: w = scale·(code − zero) + offset, where `block` consecutive inputs
+/// of a row share scale and offset.
+struct WeightCodes {
+  int bits = 0;   // 0: not coded. Codes lie below 2^bits: 4, 6 or 8
+  int block = 0;  // 16 or 32; divides n_in
+  int zero = 0;
+  bool has_offset = false;
+  bool params_in_fp16 = false;  // fp16 holds every scale and offset exactly
+  /// codes [n, n_in], scale [n, n_in / block], offset the same where there is one
+  std::function<void(int row0, int n_rows, uint8_t* codes, float* scale, float* offset)> fill;
+};
+
 /// Rows of a matrix on demand, so that a large one never exists twice: fill(row0, n, out [n, n_in]).
 struct LinearSource {
   int n_in = 0, n_out = 0;
   std::function<void(int row0, int n_rows, float* out)> fill;
   std::span<const float> bias;  // [n_out] or empty
+  WeightCodes coded;            // only asked for by backends that multiply codes
 };
 
 class Backend {
@@ -69,8 +83,12 @@ class Backend {
   }
   virtual void sync() = 0;
 
+  /// Whether make_linear takes LinearSource::coded and keeps the weights in it.
+  virtual bool multiplies_codes() const { return false; }
   virtual std::unique_ptr<Linear> make_linear(const LinearSource& source) = 0;
-  /// The token embedding; `make_linear` of the same source gives tied output weights. Kept in bf16 or f32.
+  /// The token embedding; `make_linear` of the same source gives tied output weights. Kept in bf16 or f32; of
+  /// a coded source a backend may keep source.fill instead and read rows when they are asked for: what it
+  /// reads must outlive the embedding.
   virtual std::unique_ptr<Linear> make_embedding(const LinearSource& source) = 0;
   /// Device memory that linear() needs at most for batches of n_rows, so that it can be planned.
   virtual size_t scratch_bytes(int n_rows, int max_width, const KvShape& shape) const = 0;

@@ -29,12 +29,14 @@ std::vector<float> AttendCase::queries(const std::vector<Segment>& rows) const {
   return q;
 }
 
-/// In units of the output's norm: sums in f32 round logits by about 2^-24·√d of their largest terms.
+/// In units of the output's norm: sums in f32 round logits by about 2^-24·√d of their largest terms; a
+/// backend that multiplies codes takes queries and softmax weights as 16-bit fixed point, which is 2^-17 of
+/// the largest element.
 double AttendCase::bound() const {
   const double d = world.shape.head_dim;
   const double q_norm = std::sqrt(d) * std::hypot(0.2, query_sigma),
                k_norm = std::sqrt(d) * std::hypot(1.2, world.key_mean);
-  return 1e-5 + 2e-7 * softmax_scale() * q_norm * k_norm;
+  return 1e-5 + (world.group > 0 ? 4e-6 : 2e-7) * softmax_scale() * q_norm * k_norm;
 }
 
 OpCase AttendCase::build() const {

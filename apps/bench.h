@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// kv2 bench: what its parts share. A part makes rows; a row is one measured thing with its bytes and, where a
+// limit of the machine is known, the share of it. Times are medians over repeats, spread is (largest −
+// smallest) ÷ median: on a shared machine the smallest time is the better number, so both are there.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "apps/options.h"
+
+namespace kv2::app {
+
+struct BenchOptions {
+  ModelOptions model;
+  CacheOptions cache;
+  std::vector<std::string> parts, kv;
+  std::vector<int64_t> depths;
+  std::vector<int> batches;
+  int repeats = 5, steps = 16, prompt = 512;
+  bool json = false;
+
+  bool wants(const std::string& part) const;
+  std::vector<CacheSpec> specs() const;
+};
+
+/// Seconds of each repeat.
+struct Times {
+  std::vector<double> seconds;  // sorted
+
+  static Times of(std::vector<double> seconds);
+  double median() const { return seconds[seconds.size() / 2]; }
+  double best() const { return seconds.front(); }
+  double spread() const { return (seconds.back() - seconds.front()) / median(); }
+};
+/// Runs once to warm up, then `repeats` times.
+Times time_of(int repeats, const std::function<void()>& run);
+
+struct BenchRow {
+  std::string part, name;
+  Times times;
+  double tokens = 0;      // of one repeat; 0: not a matter of tokens
+  double bytes = 0;       // that one repeat must read
+  double operations = 0;  // multiply-adds of one repeat, counted as 2
+  double error = -1;      // against the reference, relative; -1: not compared
+  std::string check;      // what was compared, for people
+};
+
+/// What the machine gave in this very call; 0: not measured.
+struct BenchLimits {
+  double read_l2 = 0, read_l3 = 0, read_memory = 0;  // bytes per second, all threads
+  double int8 = 0, bf16 = 0, f32 = 0;                // operations per second, all threads
+  double read_for(double working_set) const;         // the level that holds it
+};
+
+/// Prints rows as they come: a table line or a JSON object.
+class BenchReport {
+ public:
+  explicit BenchReport(bool json) : json_(json) {}
+  void add(const BenchRow& row);
+  BenchLimits limits;
+
+ private:
+  bool json_, any_ = false;
+};
+
+// Parts, each in a file of its own.
+void bench_limits(const BenchOptions& o, BenchReport& report);
+void bench_attend(const BenchOptions& o, BenchReport& report);
+void bench_linear(const BenchOptions& o, BenchReport& report);
+void bench_demote(const BenchOptions& o, BenchReport& report);
+/// decode, prefill and batch on the real model.
+void bench_model(const BenchOptions& o, BenchReport& report);
+
+}  // namespace kv2::app

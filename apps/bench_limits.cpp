@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the machine gives in this very call, with as many threads as the rest of the bench uses: the other
+// parts are printed as shares of it.
+#include <fmt/format.h>
+
+#include <vector>
+
+#include <algorithm>
+#include "apps/bench.h"
+#include "base/threads.h"
+#include "cpu/limits.h"
+
+namespace kv2::app {
+namespace {
+
+BenchRow read_row(ThreadTeam& team, const char* level, size_t bytes_per_thread, int repeats) {
+  const int n = team.size();
+  std::vector<std::vector<int64_t>> memory(static_cast<size_t>(n),
+                                           std::vector<int64_t>(bytes_per_thread / 8, 1));
+  std::vector<int32_t> sinks(static_cast<size_t>(n) * 16);
+  const int rounds = static_cast<int>(std::max<size_t>(1, (size_t{64} << 20) / bytes_per_thread));
+  BenchRow row{.part = "limits",
+               .name = fmt::format("read {} ({} KiB a thread)", level, bytes_per_thread >> 10)};
+  row.times = time_of(repeats, [&] {
+    team.run(n, [&](int64_t i, int) {
+      for (int r = 0; r < rounds; r++)
+        cpu::read_all(memory[static_cast<size_t>(i)].data(), bytes_per_thread,
+                      &sinks[static_cast<size_t>(i) * 16]);
+    });
+  });
+  row.bytes = static_cast<double>(bytes_per_thread) * rounds * n;
+  return row;
+}
+
+template <class T>
+BenchRow peak_row(ThreadTeam& team, const char* what, int64_t (*spin)(int64_t, T*), int repeats) {
+  const int n = team.size();
+  std::vector<T> sinks(static_cast<size_t>(n) * 16, T{1});
+  int64_t products = 0;
+  BenchRow row{.part = "limits", .name = fmt::format("{} multiply-adds", what)};
+  row.times = time_of(repeats, [&] {
+    team.run(n, [&](int64_t i, int) {
+      const int64_t done = spin(1 << 18, &sinks[static_cast<size_t>(i) * 16]);
+      if (i == 0) products = done;
+    });
+  });
+  row.operations = 2.0 * static_cast<double>(products) * n;
+  return row;
+}
+
+}  // namespace
+
+void bench_limits(const BenchOptions& o, BenchReport& report) {
+  if (o.model.device != "cpu") return;  // other devices have their own limits
+  ThreadTeam team(o.model.threads);
+  const int repeats = std::max(9, o.repeats);
+  BenchLimits& l = report.limits;
+  // The best of all repeats: a limit is what the machine can do, not what a neighbour leaves of it.
+  const auto read = [&](const char* level, size_t bytes, double& limit) {
+    const BenchRow row = read_row(team, level, bytes, repeats);
+    limit = row.bytes / row.times.best();
+    report.add(row);
+  };
+  read("L2", size_t{512} << 10, l.read_l2);
+  read("L3", size_t{6} << 20, l.read_l3);
+  read("memory", size_t{256} << 20, l.read_memory);
+  const BenchRow f32 = peak_row(team, "f32", cpu::spin_f32, repeats),
+                 int8 = peak_row(team, "int8 dot", cpu::spin_int8, repeats);
+  l.f32 = f32.operations / f32.times.best();
+  l.int8 = int8.operations / int8.times.best();
+  report.add(f32);
+  report.add(int8);
+}
+
+}  // namespace kv2::app

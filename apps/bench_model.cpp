@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode, prefill and batches of a real model at several depths. One sequence is fed as deep as asked, and
+// every measurement works on forks of it, which share its pages. Before a depth is timed, the same tokens go
+// through one prefill and through single steps, and the divergence of their logits is printed (0: the same
+// bits).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "apps/bench.h"
+#include "base/check.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "engine/transforms.h"
+
+namespace kv2::app {
+namespace {
+
+class ModelBench {
+ public:
+  ModelBench(const BenchOptions& o, Model& model, const CacheSpec& spec, const Calibration* calibration)
+      : o_(o), model_(model), spec_(spec) {
+    const int64_t deepest = *std::max_element(o.depths.begin(), o.depths.end());
+    const int n_sequences =
+        2 + (o.wants("batch") ? *std::max_element(o.batches.begin(), o.batches.end()) : 0);
+    const int64_t room = std::max(o.prompt, (o.repeats + 1) * o.steps) + kPageTokens;
+    context_ = std::min<int64_t>(model.config().context, deepest + room);
+    for (int64_t d : o.depths)
+      if (d < 0 || d + o.prompt > context_)
+        throw_error(ErrorCode::BadArgument,
+                    "--depth {} and a prompt of {} do not fit into the {} positions of this model", d,
+                    o.prompt, model.config().context);
+    cache_ = std::make_unique<KvCache>(
+        model.backend(), spec, model.config().kv_shape(),
+        CacheCapacity{.context_tokens = context_, .n_sequences = n_sequences, .chunk_tokens = o.prompt},
+        fit_method(spec, model.config().kv_shape(), calibration));
+    base_ = open();
+  }
+
+  void run(BenchReport& report) {
+    std::vector<int64_t> depths = o_.depths;
+    std::sort(depths.begin(), depths.end());
+    for (const int64_t depth : depths) {
+      grow(depth);
+      const double divergence = depth + 9 <= context_ ? compare(depth) : -1;
+      if (o_.wants("prefill")) report.add(prefill(depth));
+      if (o_.wants("decode")) report.add(decode(depth, 1, "decode", divergence));
+      if (o_.wants("batch"))
+        for (const int n : o_.batches) report.add(decode(depth, n, "batch", -1));
+    }
+  }
+
+ private:
+  SequenceId open() {
+    const auto s = cache_->open();
+    KV2_CHECK(s.has_value(), "no room for a sequence");
+    return *s;
+  }
+  SequenceId fork() {
+    const auto s = cache_->n_tokens(base_) == 0 ? cache_->open() : cache_->fork(base_);
+    KV2_CHECK(s.has_value(), "no room for a fork");
+    return *s;
+  }
+  /// Pseudo-random words: attention and weights do not care which.
+  int32_t token(int64_t position) const {
+    return static_cast<int32_t>((position * 7919 + 13) % std::min(model_.config().vocab, 32000));
+  }
+  /// One forward: n rows each of the given sequences; logits of every last row, or of every row.
+  enum class Logits { Last, All, None };
+  void step(const std::vector<SequenceId>& sequences, int n, Logits which) {
+    Batch batch;
+    for (const SequenceId s : sequences) {
+      KV2_CHECK(cache_->reserve(s, n), "no pages");
+      const int64_t at = cache_->n_tokens(s);
+      batch.slices.push_back(
+          {.sequence = s, .first_row = static_cast<int>(batch.tokens.size()), .n_rows = n});
+      for (int i = 0; i < n; i++) {
+        batch.tokens.push_back(token(at + i));
+        if (which == Logits::All || (which == Logits::Last && i == n - 1))
+          batch.logit_rows.push_back(static_cast<int32_t>(batch.tokens.size()) - 1);
+      }
+    }
+    logits_.resize(batch.logit_rows.size() * static_cast<size_t>(model_.config().vocab));
+    model_.forward(batch, *cache_, logits_, nullptr);
+  }
+  void grow(int64_t depth) {
+    for (int64_t at; (at = cache_->n_tokens(base_)) < depth;) {
+      throw_if_interrupted();
+      step({base_}, static_cast<int>(std::min<int64_t>(o_.prompt, depth - at)), Logits::None);
+    }
+  }
+
+  /// Largest KL divergence of the next 8 positions, prefill against single steps.
+  double compare(int64_t) {
+    constexpr int kTokens = 8;
+    const size_t vocab = static_cast<size_t>(model_.config().vocab);
+    const SequenceId a = fork();
+    step({a}, kTokens, Logits::All);
+    const std::vector<float> whole = logits_;
+    cache_->close(a);
+    const SequenceId b = fork();
+    double largest = 0;
+    for (int i = 0; i < kTokens; i++) {
+      step({b}, 1, Logits::All);
+      largest = std::max(largest, divergence(whole.data() + i * vocab, logits_.data(), vocab));
+    }
+    cache_->close(b);
+    return largest;
+  }
+  static double divergence(const float* p, const float* q, size_t n) {
+    if (std::equal(p, p + n, q)) return 0;
+    const double top_p = *std::max_element(p, p + n), top_q = *std::max_element(q, q + n);
+    double sum_p = 0, sum_q = 0, mixed = 0;
+    for (size_t i = 0; i < n; i++) {
+      const double e = std::exp(p[i] - top_p);
+      sum_p += e;
+      sum_q += std::exp(q[i] - top_q);
+      mixed += e * ((p[i] - top_p) - (q[i] - top_q));
+    }
+    return mixed / sum_p - std::log(sum_p) + std::log(sum_q);
+  }
+
+  BenchRow prefill(int64_t depth) {
+    std::vector<double> seconds;
+    for (int i = 0; i <= std::max(1, o_.repeats / 2); i++) {
+      throw_if_interrupted();
+      const SequenceId s = fork();
+      const auto start = std::chrono::steady_clock::now();
+      step({s}, o_.prompt, Logits::Last);
+      if (i > 0)
+        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+      cache_->close(s);
+    }
+    return {.part = "prefill",
+            .name = name(depth, o_.prompt, "tokens"),
+            .times = Times::of(std::move(seconds)),
+            .tokens = static_cast<double>(o_.prompt)};
+  }
+
+  BenchRow decode(int64_t depth, int n, const char* part, double divergence) {
+    std::vector<SequenceId> sequences;
+    for (int i = 0; i < n; i++) sequences.push_back(fork());
+    const Times times = time_of(o_.repeats, [&] {
+      for (int i = 0; i < o_.steps; i++) step(sequences, 1, Logits::Last);
+    });
+    for (const SequenceId s : sequences) cache_->close(s);
+    const double kv = cache_->plan().bytes_for(depth), weights = static_cast<double>(model_.weight_bytes());
+    return {.part = part,
+            .name = name(depth, n, n == 1 ? "sequence" : "sequences"),
+            .times = times,
+            .tokens = static_cast<double>(n * o_.steps),
+            .bytes = o_.steps * (weights + (depth > 0 ? n * kv : 0)),
+            .error = divergence,
+            .check = divergence >= 0 ? "KL, prefill against steps" : ""};
+  }
+  std::string name(int64_t depth, int n, const char* what) const {
+    return fmt::format("{} depth {}, {} {}", spec_.method_text(), depth, n, what);
+  }
+
+  const BenchOptions& o_;
+  Model& model_;
+  CacheSpec spec_;
+  int64_t context_ = 0;
+  std::unique_ptr<KvCache> cache_;
+  SequenceId base_{};
+  std::vector<float> logits_;
+};
+
+}  // namespace
+
+void bench_model(const BenchOptions& o, BenchReport& report) {
+  const int rows = std::max(o.prompt, *std::max_element(o.batches.begin(), o.batches.end()));
+  const auto backend = open_device(o.model.device_options());
+  const auto model = Model::load(o.model.model, *backend, rows);
+  log_info(fmt::format("backend      {}", backend->describe()));
+  log_info(fmt::format("weights      {}", format_bytes(model->weight_bytes())));
+  for (const CacheSpec& spec : o.specs()) {
+    const auto calibration =
+        spec.method.needs_calibration() ? find_calibration(*model, o.cache.calibration) : std::nullopt;
+    ModelBench(o, *model, spec, calibration ? &*calibration : nullptr).run(report);
+  }
+  log_info(fmt::format("peak memory  {}", format_bytes(peak_memory())));
+}
+
+}  // namespace kv2::app

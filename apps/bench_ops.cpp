@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention, linears and demotion by themselves: inputs of the op tests at the model's shape, checked against
+// the reference backend first. A layer's pages would fit into a cache, which no layer of a decode step finds
+// there: so attention walks over as many copies of the pages as the model has layers.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/bench.h"
+#include "base/check.h"
+#include "cache/cache_plan.h"
+#include "ops/cases/attend_case.h"
+#include "ops/reference/reference.h"
+
+namespace kv2::app {
+namespace {
+
+using cases::DeviceArray;
+
+/// ‖got − want‖ ÷ ‖want‖ over everything.
+double relative_error(const std::vector<float>& got, const std::vector<float>& want) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); i++) {
+    const double difference = static_cast<double>(got[i]) - want[i];
+    error += difference * difference;
+    norm += static_cast<double>(want[i]) * want[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+/// Pools of pages of all layers with one random sequence of n tokens; layer 0 is that of a PageWorld, the
+/// others are its copies.
+class AttendBench {
+ public:
+  AttendBench(Backend& backend, const KvShape& shape, const CacheSpec& spec, int64_t n_tokens)
+      : backend_(backend), shape_(shape), n_tokens_(n_tokens) {
+    const int group = spec.method.quantized() ? spec.group_for(shape.head_dim) : 0;
+    KvShape one = shape;
+    one.n_layers = 1;
+    case_ = {.name = "bench",
+             .world = {.shape = one,
+                       .group = group,
+                       .rule = {spec.sink_pages(), spec.recent_pages(), group > 0},
+                       .n_tokens = {n_tokens}},
+             .segments = {{0, n_tokens - 1, 1}}};
+    world_ = std::make_shared<const cases::PageWorld>(case_.world);
+    layout_ = case_.world.layout();
+    layout_.shape = shape;
+    // Slot s of page s in both pools; only forms that the last query reads are filled.
+    const int n_pages = static_cast<int>(pages_of(n_tokens));
+    full_slots_.resize(n_pages, -1);
+    packed_slots_.resize(n_pages, -1);
+    for (int p = 0; p < n_pages; p++)
+      (case_.world.rule.packed(n_pages - 1, p) ? packed_slots_[p] = n_packed_++ : full_slots_[p] = n_full_++);
+    full_.emplace(backend, n_full_ * layout_.full_page_bytes());
+    packed_.emplace(backend, std::max<size_t>(64, n_packed_ * layout_.packed_page_bytes()));
+    fill();
+  }
+
+  BenchRow run(int repeats, const std::string& name) {
+    const size_t width = static_cast<size_t>(shape_.n_heads) * shape_.head_dim;
+    cases::Random random(3);
+    const auto q = cases::on_device(backend_, random.normals(width, 0.2f, 1.0f));
+    const DeviceArray<float> out(backend_, width);
+    const DeviceArray<int32_t> full(backend_, full_slots_), packed(backend_, packed_slots_);
+    const SequenceView view{
+        .n_rows = 1, .first_pos = n_tokens_ - 1, .full_pages = full.data(), .packed_pages = packed.data()};
+    const auto attend = [&](int layer) {
+      backend_.attend({.layer = layer,
+                       .q = q.data(),
+                       .out = out.data(),
+                       .kv = {layout_, full_->data(), packed_->data(), case_.world.rule},
+                       .sequences = {&view, 1},
+                       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+                       .soft_cap = 0});
+    };
+    attend(0);
+    const double error = relative_error(out.download(), expected(q.download()));
+    BenchRow row{.part = "attend", .name = name};
+    row.times = time_of(repeats, [&] {
+      for (int layer = 0; layer < shape_.n_layers; layer++) attend(layer);
+      backend_.sync();
+    });
+    row.bytes =
+        static_cast<double>(n_full_ * layout_.full_page_bytes() + n_packed_ * layout_.packed_page_bytes());
+    row.operations =
+        4.0 * width * static_cast<double>(n_tokens_) * shape_.n_layers * (n_packed_ > n_full_ ? 2 : 1);
+    row.error = error;
+    row.check = "against f64";
+    return row;
+  }
+
+ private:
+  void fill() {
+    std::vector<std::byte> full(layout_.full_head_bytes()), packed(layout_.packed_head_bytes());
+    for (size_t p = 0; p < full_slots_.size(); p++)
+      for (int h = 0; h < shape_.n_kv_heads; h++)
+        for (int layer = 0; layer < shape_.n_layers; layer++) {
+          if (full_slots_[p] >= 0)
+            backend_.import_full(
+                full_->data() + full_slots_[p] * layout_.full_page_bytes() + layout_.full_offset(layer, h),
+                shape_.head_dim, world_->canonical_full(0, static_cast<int>(p), h));
+          else if (layer == 0)
+            backend_.import_packed(packed_->data() + packed_slots_[p] * layout_.packed_page_bytes() +
+                                       layout_.packed_offset(0, h),
+                                   Int2Layout{shape_.head_dim, layout_.group},
+                                   world_->canonical_packed(0, static_cast<int>(p), h));
+          else
+            backend_.copy(packed_->data() + packed_slots_[p] * layout_.packed_page_bytes() +
+                              layout_.packed_offset(layer, h),
+                          packed_->data() + packed_slots_[p] * layout_.packed_page_bytes() +
+                              layout_.packed_offset(0, h),
+                          layout_.packed_head_bytes());
+        }
+  }
+  std::vector<float> expected(const std::vector<float>& query) const {
+    const auto reference = make_reference_backend(LinearPrecision::F32);
+    const cases::DevicePages pages(*reference, world_);
+    pages.fill_full();
+    pages.fill_packed();
+    const auto q = cases::on_device(*reference, query);
+    const DeviceArray<float> out(*reference, query.size());
+    const cases::Views views = world_->views(case_.segments);
+    reference->attend({.layer = 0,
+                       .q = q.data(),
+                       .out = out.data(),
+                       .kv = pages.view(),
+                       .sequences = views.views,
+                       .softmax_scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+                       .soft_cap = 0});
+    return out.download();
+  }
+
+  Backend& backend_;
+  KvShape shape_;
+  int64_t n_tokens_;
+  cases::AttendCase case_;
+  std::shared_ptr<const cases::PageWorld> world_;
+  PageLayout layout_;
+  std::vector<int32_t> full_slots_, packed_slots_;
+  size_t n_full_ = 0, n_packed_ = 0;
+  std::optional<DeviceArray<std::byte>> full_, packed_;
+};
+
+}  // namespace
+
+void bench_attend(const BenchOptions& o, BenchReport& report) {
+  const auto backend = open_device(o.model.device_options());
+  const KvShape shape = read_config(*open_model_file(o.model.model)).kv_shape();
+  for (const int64_t depth : o.depths) {
+    if (depth == 0) continue;
+    for (const CacheSpec& spec : o.specs())
+      report.add(AttendBench(*backend, shape, spec, depth)
+                     .run(o.repeats * 3,
+                          fmt::format("{} {} layers at {}", spec.method_text(), shape.n_layers, depth)));
+  }
+}
+
+void bench_linear(const BenchOptions& o, BenchReport& report) {
+  const auto backend = open_device(o.model.device_options());
+  Oracle oracle;
+  for (const OpCase& c : op_cases("linear")) {
+    double worst = 0;
+    const std::string failure = check_case(c, *backend, oracle, &worst);
+    if (!failure.empty()) throw_error(ErrorCode::Bug, "{}", failure);
+    OpRun run = c.prepare(*backend);
+    report.add({.part = "linear",
+                .name = c.name,
+                .times = time_of(o.repeats,
+                                 [&] {
+                                   run.run();
+                                   backend->sync();
+                                 }),
+                .bytes = c.bytes,
+                .operations = c.flops,
+                .error = worst,
+                .check = "of the bound"});
+  }
+}
+
+void bench_demote(const BenchOptions& o, BenchReport& report) {
+  const auto backend = open_device(o.model.device_options());
+  Oracle oracle;
+  for (const OpCase& c : op_cases("demote")) {
+    const std::string failure = check_case(c, *backend, oracle, nullptr);
+    if (!failure.empty()) throw_error(ErrorCode::Bug, "{}", failure);
+    OpRun run = c.prepare(*backend);
+    report.add({.part = "demote",
+                .name = c.name,
+                .times = time_of(o.repeats,
+                                 [&] {
+                                   run.run();
+                                   backend->sync();
+                                 }),
+                .bytes = c.bytes,
+                .error = 0,
+                .check = "same bytes"});
+  }
+}
+
+}  // namespace kv2::app

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linears whose weights stay in their file's codes: packing into strips, and the work of a product cut into
+// tasks. One family of kernels for one row and for five hundred: a row's bits never depend on the others.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/threads.h"
+#include "cpu/coded_kernel.h"
+#include "cpu/scratch.h"
+#include "ops/backend.h"
+
+namespace kv2::cpu {
+
+class CodedLinear final : public Linear {
+ public:
+  int n_in() const override { return shape_.n_in; }
+  int n_out() const override { return shape_.n_out; }
+  size_t bytes() const override { return strips_.bytes() + bias_.size() * sizeof(float); }
+  const StripShape& shape() const { return shape_; }
+
+ private:
+  friend class CodedLinears;
+  StripShape shape_;
+  AlignedBuffer strips_;
+  std::vector<float> bias_;
+};
+
+class CodedLinears {
+ public:
+  explicit CodedLinears(ThreadTeam& team) : team_(team) {}
+
+  /// source.coded must have codes.
+  std::unique_ptr<Linear> pack(const LinearSource& source);
+  void multiply(const CodedLinear& weights, const LinearParams& p);
+  static size_t scratch_bytes(int n_rows, int max_width);
+
+ private:
+  ThreadTeam& team_;
+  AlignedBuffer rows_;
+};
+
+}  // namespace kv2::cpu

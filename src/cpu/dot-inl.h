@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one inner product that Highway 1.0.3 lacks: four unsigned bytes times four signed bytes, added to an
+// int32. It is exact on every target, so all targets give the same integers. Include inside a target's
+// namespace; where KV2_VNNI is 1 the functions around it must be compiled for AVX512-VNNI (see vnni.h). Not
+// tried on a machine: the NEON body.
+
+using Ints8 = hn::Repartition<uint8_t, Ints>;
+using CodeBytes = hn::VFromD<Ints8>;
+using IntVec = hn::VFromD<Ints>;
+
+/// acc[i] + Σ codes[4i + e]·x[4i + e], e < 4; every code at most 127, so that two products fit 16 bits.
+HWY_INLINE HWY_ATTR IntVec dot4(IntVec acc, CodeBytes codes, IntVec x) {
+#if KV2_VNNI
+  return IntVec{_mm512_dpbusd_epi32(acc.raw, codes.raw, x.raw)};
+#elif HWY_TARGET == HWY_AVX3
+  const __m512i pairs = _mm512_maddubs_epi16(codes.raw, x.raw);
+  return IntVec{_mm512_add_epi32(acc.raw, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+#elif HWY_TARGET == HWY_AVX2
+  const __m256i pairs = _mm256_maddubs_epi16(codes.raw, x.raw);
+  return IntVec{_mm256_add_epi32(acc.raw, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+#elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  const int8x16_t a = vreinterpretq_s8_u8(codes.raw), b = vreinterpretq_s8_s32(x.raw);
+  const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
+  return IntVec{vpadalq_s16(acc.raw, vpaddq_s16(low, high))};
+#else
+#error "a byte dot product for this target"
+#endif
+}
+
+/// The same four signed bytes in every lane.
+HWY_INLINE HWY_ATTR IntVec broadcast4(const int8_t* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return hn::Set(Ints(), word);
+}
+
+/// Each byte shifted right by S bits and masked.
+template <int S>
+HWY_INLINE HWY_ATTR CodeBytes bits_of(CodeBytes bytes, CodeBytes mask) {
+  if constexpr (S == 0) return hn::And(bytes, mask);
+  const hn::Repartition<uint16_t, Ints> words;
+  return hn::And(hn::BitCast(Ints8(), hn::ShiftRight<S>(hn::BitCast(words, bytes))), mask);
+}
+
+/// x = 256·high + low, all of them in int8: 16 bits of fixed point. x within ±32639.
+HWY_INLINE HWY_ATTR void store_halves(IntVec x, int8_t* high, int8_t* low) {
+  const Ints i;
+  const hn::Rebind<int8_t, Ints> bytes;
+  const auto h = hn::ShiftRight<8>(hn::Add(x, hn::Set(i, 128)));
+  hn::StoreU(hn::DemoteTo(bytes, h), bytes, high);
+  hn::StoreU(hn::DemoteTo(bytes, hn::Sub(x, hn::ShiftLeft<8>(h))), bytes, low);
+}
