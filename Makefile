@@ -16,6 +16,9 @@ demo: all
 test: all
 	@scripts/test
 
+bench: all
+	@scripts/bench
+
 format:
 	@git ls-files '*.h' '*.cpp' '*.cc' | xargs clang-format -i
 

@@ -52,7 +52,7 @@ void run(const Options& o) {
     specs.push_back(o.cache.spec(kv));
     specs.back().validate(config.head_dim);
   }
-  const ModelPlan model_plan = plan_model(config, *backend, o.chunk);
+  const ModelPlan model_plan = plan_model(*file, *backend, o.chunk);
   const size_t room = available_memory();
   if (!o.json) {
     fmt::print("{} ({}): {} layers, {} query and {} KV heads of {}, trained for {} tokens\n", config.name,

@@ -47,6 +47,10 @@ class F32Attention final : public Backend {
 
   std::string describe() const override { return inner_.describe(); }
   std::string linear_precision() const override { return inner_.linear_precision(); }
+  bool multiplies_codes() const override { return inner_.multiplies_codes(); }
+  size_t coded_bytes(int n_in, int n_out, const WeightCodes& codes) const override {
+    return inner_.coded_bytes(n_in, n_out, codes);
+  }
   void* allocate(size_t bytes) override { return inner_.allocate(bytes); }
   void release(void* memory) noexcept override { inner_.release(memory); }
   void upload(void* device, const void* host, size_t bytes) override { inner_.upload(device, host, bytes); }

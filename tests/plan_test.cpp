@@ -41,7 +41,7 @@ TEST_P(Plan, EqualsWhatIsAllocatedWithinOnePercent) {
     runner.feed(sequence, std::span(tokens).first(590), capacity.chunk_tokens, 0);
     for (int64_t i = 590; i < 600; i++) runner.feed(sequence, std::span(tokens).subspan(i, 1), 1, 0);
     *found = allocated_bytes() - before;
-    const ModelPlan plan = plan_model(model->config(), *backend, capacity.chunk_tokens);
+    const ModelPlan plan = plan_model(model->file(), *backend, capacity.chunk_tokens);
     *model_bytes = plan.weight_bytes + plan.scratch_bytes;
     return plan_cache(spec, model->config().kv_shape(), capacity).total_bytes();
   };

@@ -135,6 +135,14 @@ TEST_F(SmolLm2, LinearsFromTheFilesCodesAgree) {
   EXPECT_GE(a.kv16.top1, 0.99);
 }
 
+TEST_F(SmolLm2, PlanOfCodedWeightsEqualsWhatIsMade) {
+  const auto device = open_device({.device = "cpu", .n_threads = 1});
+  const auto model = Model::load(path_, *device, 8);
+  const double planned = static_cast<double>(plan_model(model->file(), *device, 8).weight_bytes);
+  EXPECT_NEAR(static_cast<double>(model->weight_bytes()) / planned, 1, 0.01);
+  EXPECT_LE(model->weight_bytes(), 100u << 20);  // not far from the file's own bytes: no second form of them
+}
+
 TEST_F(SmolLm2, Bf16LinearsAgreeWithAnIndependentImplementation) {
   const Agreements a = compare(path_, LinearPrecision::Bf16, Cache::Bf16);
   for (const Agreement& one : {a.kv16, a.plain}) {

@@ -68,8 +68,8 @@ HWY_ATTR void for_each_block(const TileView& tile, const PageView& page, const B
   }
 }
 
-HWY_ATTR void AttendKeys(const TileView& tile, const PageView& page, const float* keys,
-                         const Partial& partial) {
+template <class Key>
+HWY_ATTR void keys_of(const TileView& tile, const PageView& page, const Key* keys, const Partial& partial) {
   const size_t d = static_cast<size_t>(tile.head_dim);
   for_each_block(tile, page, [&](int row, int rows, int tokens) HWY_ATTR {
     float* logits = tile.weights + row * kTokens;
@@ -91,13 +91,28 @@ HWY_ATTR void AttendKeys(const TileView& tile, const PageView& page, const float
   });
 }
 
-HWY_ATTR void AttendValues(const TileView& tile, const PageView& page, const float* values,
-                           const Partial& partial) {
+template <class Value>
+HWY_ATTR void values_of(const TileView& tile, const PageView& page, const Value* values,
+                        const Partial& partial) {
   const size_t d = static_cast<size_t>(tile.head_dim);
   for_each_block(tile, page, [&](int row, int rows, int tokens) HWY_ATTR {
     multiply(rows, tile.weights + row * kTokens, kTokens, tokens, values, d, partial.out + row * d, d,
              tile.head_dim, page.first ? Start::Zero : Start::FromC);
   });
+}
+
+HWY_ATTR void AttendKeys(const TileView& tile, const PageView& page, const float* keys,
+                         const Partial& partial) {
+  keys_of(tile, page, keys, partial);
+}
+HWY_ATTR void AttendValues(const TileView& tile, const PageView& page, const float* values,
+                           const Partial& partial) {
+  values_of(tile, page, values, partial);
+}
+HWY_ATTR void AttendFull(const TileView& tile, const PageView& page, const uint16_t* head_page,
+                         const Partial& partial) {
+  keys_of(tile, page, head_page, partial);
+  values_of(tile, page, head_page + static_cast<size_t>(kTokens) * tile.head_dim, partial);
 }
 
 HWY_ATTR void merge_row(float* into, const float* from, int n, float a, float b) {
@@ -135,6 +150,7 @@ namespace kv2::cpu {
 
 HWY_EXPORT(AttendKeys);
 HWY_EXPORT(AttendValues);
+HWY_EXPORT(AttendFull);
 HWY_EXPORT(Merge);
 HWY_EXPORT(Finish);
 
@@ -143,6 +159,10 @@ void attend_keys(const TileView& tile, const PageView& page, const float* keys, 
 }
 void attend_values(const TileView& tile, const PageView& page, const float* values, const Partial& partial) {
   HWY_DYNAMIC_DISPATCH(AttendValues)(tile, page, values, partial);
+}
+void attend_full(const TileView& tile, const PageView& page, const std::byte* head_page,
+                 const Partial& partial) {
+  HWY_DYNAMIC_DISPATCH(AttendFull)(tile, page, reinterpret_cast<const uint16_t*>(head_page), partial);
 }
 void merge(const Partial& into, const Partial& from, int n_rows, int head_dim) {
   HWY_DYNAMIC_DISPATCH(Merge)(into, from, n_rows, head_dim);

@@ -40,6 +40,10 @@ struct PageView {
 /// then values [64][d] are added to out.
 void attend_keys(const TileView& tile, const PageView& page, const float* keys, const Partial& partial);
 void attend_values(const TileView& tile, const PageView& page, const float* values, const Partial& partial);
+/// Both halves straight from a full head page (bf16), the same bits: better than expanding it for few rows.
+/// Tokens that no row reads may be garbage.
+void attend_full(const TileView& tile, const PageView& page, const std::byte* head_page,
+                 const Partial& partial);
 /// into = into merged with `from`, which stands for later pages.
 void merge(const Partial& into, const Partial& from, int n_rows, int head_dim);
 /// out [head_dim] of one row, divided.

@@ -29,6 +29,15 @@ struct StripShape {
   int bits = 4, block = 32, zero = 0;
   bool has_offset = false, half_params = true;
 
+  static StripShape of(int n_in, int n_out, const WeightCodes& c) {
+    return {.n_in = n_in,
+            .n_out = n_out,
+            .bits = c.bits,
+            .block = c.block,
+            .zero = c.zero,
+            .has_offset = c.has_offset,
+            .half_params = c.params_in_fp16};
+  }
   int n_blocks() const { return n_in / block; }
   int n_strips() const { return (n_out + 15) / 16; }
   size_t code_bytes() const { return static_cast<size_t>(block) * 2 * static_cast<size_t>(bits); }

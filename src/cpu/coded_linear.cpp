@@ -28,13 +28,7 @@ std::unique_ptr<Linear> CodedLinears::pack(const LinearSource& source) {
             "bias of {} for {} outputs", source.bias.size(), source.n_out);
   auto linear = std::make_unique<CodedLinear>();
   StripShape& s = linear->shape_;
-  s = {.n_in = source.n_in,
-       .n_out = source.n_out,
-       .bits = c.bits,
-       .block = c.block,
-       .zero = c.zero,
-       .has_offset = c.has_offset,
-       .half_params = c.params_in_fp16};
+  s = StripShape::of(source.n_in, source.n_out, c);
   linear->bias_.assign(source.bias.begin(), source.bias.end());
   linear->strips_ = AlignedBuffer(s.strip_bytes() * static_cast<size_t>(s.n_strips()));
   // Filled by this thread (a source need not be thread-safe), packed by the team, a few strips at a time.

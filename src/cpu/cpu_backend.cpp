@@ -52,6 +52,10 @@ class CpuBackend final : public Backend {
   void sync() override {}
 
   bool multiplies_codes() const override { return linears_.multiplies_codes(); }
+  size_t coded_bytes(int n_in, int n_out, const WeightCodes& codes) const override {
+    const StripShape s = StripShape::of(n_in, n_out, codes);
+    return s.strip_bytes() * static_cast<size_t>(s.n_strips());
+  }
   std::unique_ptr<Linear> make_linear(const LinearSource& source) override { return linears_.pack(source); }
   std::unique_ptr<Linear> make_embedding(const LinearSource& source) override {
     KV2_CHECK(source.n_in > 0 && source.n_out > 0 && source.fill, "an embedding of {} by {}", source.n_out,

@@ -26,7 +26,8 @@ void transform(ThreadTeam& team, WorkerScratch& scratch, const TransformParams& 
   // A task is one KV head and a run of rows; 6 vectors at a time go through the matrix.
   const int rows_per_task = std::max(1, 96 / q_per_kv),
             chunks = (p.n_rows + rows_per_task - 1) / rows_per_task;
-  team.run(static_cast<int64_t>(chunks) * p.n_kv_heads, [&](int64_t task, int worker) {
+  const int64_t n_tasks = static_cast<int64_t>(chunks) * p.n_kv_heads;
+  const auto work = [&](int64_t task, int worker) {
     const int kv_head = static_cast<int>(task % p.n_kv_heads),
               row0 = static_cast<int>(task / p.n_kv_heads) * rows_per_task;
     const int n = std::min(rows_per_task, p.n_rows - row0) * q_per_kv;
@@ -52,7 +53,13 @@ void transform(ThreadTeam& team, WorkerScratch& scratch, const TransformParams& 
       }
       multiply_heads(in, out, block, d, matrix, mean, add, transposed + dd * dd);
     }
-  });
+  };
+  // A decode step's few rows take some microseconds: handing them out costs as much.
+  constexpr int64_t kSerialProducts = 1 << 18;
+  if (int64_t{p.n_rows} * p.n_heads * d * d <= kSerialProducts)
+    for (int64_t i = 0; i < n_tasks; i++) work(i, 0);
+  else
+    team.run(n_tasks, work);
 }
 
 void append(ThreadTeam& team, const AppendParams& p) {

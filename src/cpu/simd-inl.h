@@ -93,9 +93,17 @@ constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
 enum class Start { Zero, FromC };
 
+/// B may be float or bf16 bits (uint16_t): the same products, as bf16 to float is exact.
+inline HWY_ATTR Vec load_b(const float* p) {
+  return hn::LoadU(Floats(), p);
+}
+inline HWY_ATTR Vec load_b(const uint16_t* p) {
+  return load_bf16(p);
+}
+
 /// C[R, V·lanes] = (0 or C) + A[R, depth]·B[depth, V·lanes].
-template <int R, int V>
-HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth, const float* HWY_RESTRICT b,
+template <int R, int V, class B>
+HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth, const B* HWY_RESTRICT b,
                              size_t ldb, float* HWY_RESTRICT c, size_t ldc, Start start) {
   const Floats f;
   Vec sum[R][V];
@@ -104,7 +112,7 @@ HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth,
       sum[r][v] = start == Start::Zero ? hn::Zero(f) : hn::LoadU(f, c + r * ldc + v * kLanes);
   for (int k = 0; k < depth; k++, b += ldb) {
     Vec row[V];
-    for (int v = 0; v < V; v++) row[v] = hn::LoadU(f, b + v * kLanes);
+    for (int v = 0; v < V; v++) row[v] = load_b(b + v * kLanes);
     for (int r = 0; r < R; r++) {
       const auto x = hn::Set(f, a[r * lda + k]);
       for (int v = 0; v < V; v++) sum[r][v] = hn::MulAdd(x, row[v], sum[r][v]);
@@ -115,8 +123,8 @@ HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth,
 }
 
 /// The same for any number of columns that is a multiple of 16.
-template <int R>
-HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const float* b, size_t ldb, float* c,
+template <int R, class B>
+HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const B* b, size_t ldb, float* c,
                             size_t ldc, int columns, Start start) {
   const int vectors = columns / static_cast<int>(kLanes);
   int v = 0;
@@ -132,7 +140,8 @@ HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const float* 
 }
 
 /// rows in 1..kRows.
-inline HWY_ATTR void multiply(int rows, const float* a, size_t lda, int depth, const float* b, size_t ldb,
+template <class B>
+inline HWY_ATTR void multiply(int rows, const float* a, size_t lda, int depth, const B* b, size_t ldb,
                               float* c, size_t ldc, int columns, Start start) {
   switch (rows) {
     case 1:

@@ -25,8 +25,8 @@ struct Cursor {
 };
 
 /// Before anything is allocated: a clear line instead of a killed process.
-void check_memory(const ModelConfig& config, const Backend& backend, int max_rows) {
-  const ModelPlan plan = plan_model(config, backend, max_rows);
+void check_memory(const TensorFile& file, const Backend& backend, int max_rows) {
+  const ModelPlan plan = plan_model(file, backend, max_rows);
   const size_t room = available_memory();
   if (plan.weight_bytes + plan.scratch_bytes > room)
     throw_error(ErrorCode::OutOfMemory,
@@ -38,7 +38,7 @@ void check_memory(const ModelConfig& config, const Backend& backend, int max_row
 /// The weights, once the tensors are known to be sound and memory holds them.
 ModelWeights load_checked(const TensorFile& file, const ModelConfig& config, Backend& backend, int max_rows) {
   check_tensors(file, config);
-  check_memory(config, backend, max_rows);
+  check_memory(file, backend, max_rows);
   return load_weights(file, config, backend);
 }
 
@@ -128,9 +128,11 @@ const std::string& Model::fingerprint() const {
   return impl_->fingerprint;
 }
 
-ModelPlan plan_model(const ModelConfig& config, const Backend& backend, int max_rows) {
+ModelPlan plan_model(const TensorFile& file, const Backend& backend, int max_rows) {
+  const ModelConfig config = read_config(file);
+  check_tensors(file, config);
   const ScratchPlan scratch(config, max_rows);
-  return {plan_weight_bytes(config, backend),
+  return {plan_weight_bytes(file, config, backend),
           scratch.bytes() + backend.scratch_bytes(max_rows, scratch.max_width, config.kv_shape())};
 }
 

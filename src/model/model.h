@@ -66,11 +66,12 @@ class Model {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Device bytes of weights and scratch without loading anything: for `kv2 plan`.
+/// Device bytes of weights and scratch without loading anything: for `kv2 plan`. Errors: those of the file's
+/// tensors.
 struct ModelPlan {
   size_t weight_bytes = 0, scratch_bytes = 0;
 };
-ModelPlan plan_model(const ModelConfig& config, const Backend& backend, int max_rows);
+ModelPlan plan_model(const TensorFile& file, const Backend& backend, int max_rows);
 
 /// Opens either format. GGUF when the path is a file, else a Hugging Face directory.
 std::unique_ptr<TensorFile> open_model_file(const std::string& path);

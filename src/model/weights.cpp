@@ -102,6 +102,34 @@ struct Stack {
   std::vector<float> bias;
 };
 
+/// Codes of a stack whose parts have one code format; none else (then the weights go through floats).
+WeightCodes codes_of(const TensorFile& file, const std::vector<const TensorInfo*>& parts) {
+  const auto format = code_format(parts[0]->type);
+  for (const TensorInfo* t : parts)
+    if (code_format(t->type) != format) return {};
+  if (!format) return {};
+  WeightCodes out{.bits = format->bits,
+                  .block = format->block,
+                  .zero = format->zero,
+                  .has_offset = format->has_offset,
+                  .params_in_fp16 = !parts[0]->type.ends_with("_K")};  // K-quants: products of two numbers
+  const int64_t width = parts[0]->shape[1], parts_of_row = width / format->block;
+  out.fill = [&file, parts, width, parts_of_row](int row0, int n_rows, uint8_t* codes, float* scale,
+                                                 float* offset) {
+    int64_t first = 0;
+    for (const TensorInfo* t : parts) {
+      const int64_t begin = std::max<int64_t>(row0, first),
+                    end = std::min(first + t->shape[0], int64_t{row0} + n_rows);
+      const int64_t at = begin - row0;
+      if (begin < end)
+        read_codes(file, *t, begin - first, end - begin, codes + at * width, scale + at * parts_of_row,
+                   offset + at * parts_of_row);
+      first += t->shape[0];
+    }
+  };
+  return out;
+}
+
 class Loader {
  public:
   Loader(const TensorFile& file, const ModelConfig& config, Backend& backend)
@@ -185,36 +213,7 @@ class Loader {
         first += t->shape[0];
       }
     };
-    if (backend_.multiplies_codes()) out.coded = codes(s, out.n_in);
-    return out;
-  }
-
-  /// Codes of a stack whose parts have one code format; none else (then the weights go through floats).
-  WeightCodes codes(const Stack& s, int n_in) const {
-    const auto format = code_format(s.parts[0]->type);
-    for (const TensorInfo* t : s.parts)
-      if (code_format(t->type) != format) return {};
-    if (!format) return {};
-    WeightCodes out{
-        .bits = format->bits,
-        .block = format->block,
-        .zero = format->zero,
-        .has_offset = format->has_offset,
-        .params_in_fp16 = !s.parts[0]->type.ends_with("_K")};  // K-quants: products of two numbers
-    const int64_t width = n_in, parts_of_row = n_in / format->block;
-    out.fill = [&file = file_, parts = s.parts, width, parts_of_row](int row0, int n_rows, uint8_t* codes,
-                                                                     float* scale, float* offset) {
-      int64_t first = 0;
-      for (const TensorInfo* t : parts) {
-        const int64_t begin = std::max<int64_t>(row0, first),
-                      end = std::min(first + t->shape[0], int64_t{row0} + n_rows);
-        const int64_t at = begin - row0;
-        if (begin < end)
-          read_codes(file, *t, begin - first, end - begin, codes + at * width, scale + at * parts_of_row,
-                     offset + at * parts_of_row);
-        first += t->shape[0];
-      }
-    };
+    if (backend_.multiplies_codes()) out.coded = codes_of(file_, s.parts);
     return out;
   }
 
@@ -268,15 +267,35 @@ void read_output_projection(const TensorFile& file, const ModelConfig& config, i
   file.read_rows(*t, 0, config.hidden, out);
 }
 
-size_t plan_weight_bytes(const ModelConfig& c, const Backend& backend) {
-  const size_t h = c.hidden, q = static_cast<size_t>(c.n_heads) * c.head_dim, inter = c.intermediate;
-  const size_t qkv = c.qkv_width(), vocab = c.vocab;
-  const size_t per_layer = h * qkv + q * h + 3 * h * inter;
-  const size_t matrices =
-      2 * vocab * h + c.n_layers * per_layer;  // tied embeddings are packed twice: see make_embedding
+size_t plan_weight_bytes(const TensorFile& file, const ModelConfig& c, const Backend& backend) {
+  const Namer namer(file);
+  const TensorNames& n = namer.names();
+  const size_t element = backend.linear_precision() == "bf16" ? 2 : 4;
+  enum class Use { Linear, Embedding };
+  const auto matrix = [&](int layer, std::initializer_list<const char*> names, Use use) -> size_t {
+    std::vector<const TensorInfo*> parts;
+    int64_t n_out = 0;
+    for (const char* name : names) {
+      parts.push_back(file.find(namer.weight(layer, name)));
+      KV2_CHECK(parts.back() != nullptr, "layer {} passed check_tensors", layer);
+      n_out += parts.back()->shape[0];
+    }
+    const int64_t n_in = parts[0]->shape[1];
+    const WeightCodes codes = backend.multiplies_codes() ? codes_of(file, parts) : WeightCodes{};
+    if (codes.bits == 0) return static_cast<size_t>(n_in * n_out) * element;
+    if (use == Use::Embedding) return 0;  // its rows are read from the file
+    return backend.coded_bytes(static_cast<int>(n_in), static_cast<int>(n_out), codes);
+  };
+  const size_t h = c.hidden, qkv = c.qkv_width();
+  // Tied embeddings are kept twice: see make_embedding.
+  size_t matrices = matrix(-1, {n.embedding}, Use::Embedding) +
+                    matrix(-1, {c.tied_embeddings ? n.embedding : n.lm_head}, Use::Linear);
+  for (int i = 0; i < c.n_layers; i++)
+    matrices += matrix(i, {n.q, n.k, n.v}, Use::Linear) + matrix(i, {n.o}, Use::Linear) +
+                matrix(i, {n.gate, n.up}, Use::Linear) + matrix(i, {n.down}, Use::Linear);
   const size_t vectors = h + c.n_layers * (2 * h + (c.qkv_bias ? qkv : 0) + (c.output_bias ? h : 0) +
                                            (c.qk_norm ? 2 * c.head_dim : 0));
-  return matrices * (backend.linear_precision() == "bf16" ? 2 : 4) + vectors * sizeof(float);
+  return matrices + vectors * sizeof(float);
 }
 
 }  // namespace kv2

@@ -40,7 +40,7 @@ ModelWeights load_weights(const TensorFile& file, const ModelConfig& config, Bac
 /// W_o of a layer, decoded: out [hidden, n_heads·head_dim]. Of a file that passed check_tensors.
 void read_output_projection(const TensorFile& file, const ModelConfig& config, int layer, float* out);
 
-/// Device bytes of what load_weights makes.
-size_t plan_weight_bytes(const ModelConfig& config, const Backend& backend);
+/// Device bytes of what load_weights makes. Of a file that passed check_tensors.
+size_t plan_weight_bytes(const TensorFile& file, const ModelConfig& config, const Backend& backend);
 
 }  // namespace kv2

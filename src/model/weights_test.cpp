@@ -72,7 +72,7 @@ TEST(Weights, PlanEqualsWhatIsMade) {
     const auto backend = make_reference_backend(LinearPrecision::F32);
     const ModelConfig config = ModelConfig::from_gguf(*o.file);
     const ModelWeights weights = load_weights(*o.file, config, *backend);
-    const double planned = static_cast<double>(plan_weight_bytes(config, *backend));
+    const double planned = static_cast<double>(plan_weight_bytes(*o.file, config, *backend));
     EXPECT_NEAR(static_cast<double>(weights.bytes()) / planned, 1.0, 0.01);
   }
 }

@@ -85,6 +85,8 @@ class Backend {
 
   /// Whether make_linear takes LinearSource::coded and keeps the weights in it.
   virtual bool multiplies_codes() const { return false; }
+  /// Device bytes of such a linear without its bias; codes.fill is not called.
+  virtual size_t coded_bytes(int /*n_in*/, int /*n_out*/, const WeightCodes& /*codes*/) const { return 0; }
   virtual std::unique_ptr<Linear> make_linear(const LinearSource& source) = 0;
   /// The token embedding; `make_linear` of the same source gives tied output weights. Kept in bf16 or f32; of
   /// a coded source a backend may keep source.fill instead and read rows when they are asked for: what it
