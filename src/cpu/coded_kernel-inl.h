@@ -15,7 +15,10 @@ HWY_INLINE HWY_ATTR IntVec dot4_of_bytes(IntVec acc, CodeBytes codes, IntVec x) 
 #endif
 }
 
-/// Sums of one block in flight: two of each, since a dot product takes longer than it is issued.
+/// Sums of one block in flight: two of each for few rows, since a dot product takes longer than it is issued.
+/// More rows have sums enough, and no registers left (6 rows with two of each: half the speed).
+template <int R>
+constexpr int kChains = R < 3 ? 2 : 1;
 struct BlockSums {
   IntVec high[2], low[2];
 };
@@ -28,7 +31,8 @@ struct RowsAt {
 
 template <int Bits, int R>
 HWY_INLINE HWY_ATTR void add_word(BlockSums (&sums)[R], CodeBytes codes, const RowsAt<R>& rows, int word,
-                                  int chain) {
+                                  int n) {
+  const int chain = n % kChains<R>;
   for (int r = 0; r < R; r++) {
     const auto a = broadcast4(rows.p[r] + 4 * word), b = broadcast4(rows.p[r] + rows.low + 4 * word);
     if constexpr (Bits == 8) {
@@ -99,14 +103,18 @@ HWY_ATTR void multiply_rows_by_strip(const StripShape& s, const std::byte* strip
     for (int b = 0; b < n_blocks; b++, block += step) {
       BlockSums sums[R];
       for (int r = 0; r < R; r++)
-        for (int c = 0; c < 2; c++) sums[r].high[c] = sums[r].low[c] = hn::Zero(i);
+        for (int c = 0; c < kChains<R>; c++) sums[r].high[c] = sums[r].low[c] = hn::Zero(i);
       add_block<Bits, Words>(sums, reinterpret_cast<const uint8_t*>(block) + h * 4 * kLanes, rows);
       const auto scale = load_params(block + codes_bytes, h * kLanes, s.half_params);
       for (int r = 0; r < R; r++) {
         const size_t at =
             static_cast<size_t>(row + r) * static_cast<size_t>(n_blocks) + static_cast<size_t>(b);
-        auto sum = hn::Add(hn::ShiftLeft<8>(hn::Add(sums[r].high[0], sums[r].high[1])),
-                           hn::Add(sums[r].low[0], sums[r].low[1]));
+        auto high = sums[r].high[0], low = sums[r].low[0];
+        if constexpr (kChains<R> == 2) {
+          high = hn::Add(high, sums[r].high[1]);
+          low = hn::Add(low, sums[r].low[1]);
+        }
+        auto sum = hn::Add(hn::ShiftLeft<8>(high), low);
         if (s.zero != 0) sum = hn::Sub(sum, hn::Set(i, s.zero * x.whole[at]));
         total[r] = hn::MulAdd(hn::ConvertTo(f, sum), hn::Mul(scale, hn::Set(f, x.unit[at])), total[r]);
         rows.p[r] += 4 * Words;
