@@ -48,7 +48,7 @@ HWY_ATTR void CodeRow(const float* in, int n_in, int block, const CodedRows& to,
       auto whole = hn::Zero(i);
       for (int c = static_cast<int>(lane); c < block; c += 16) {
         const auto v = hn::LoadU(f, x + c);
-        const auto w = hn::NearestInt(hn::Mul(v, inverse));
+        const auto w = nearest(hn::Mul(v, inverse));
         store_halves(w, halves + b * block + c, halves + n_in + b * block + c);
         sum = hn::Add(sum, v);
         whole = hn::Add(whole, w);

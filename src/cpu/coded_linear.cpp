@@ -54,11 +54,11 @@ std::unique_ptr<Linear> CodedLinears::pack(const LinearSource& source) {
   return linear;
 }
 
-void CodedLinears::multiply(const CodedLinear& w, const LinearParams& p) {
+void CodedLinears::multiply(const CodedLinear& w, const LinearParams& p, AlignedBuffer& scratch) {
   if (p.n_rows <= 0) return;
   const StripShape& s = w.shape_;
-  rows_.grow(CodedRows::bytes(p.n_rows, s.n_in, s.n_blocks()));
-  const CodedRows rows = CodedRows::at(rows_.as<std::byte>(), p.n_rows, s.n_in, s.n_blocks());
+  scratch.grow(CodedRows::bytes(p.n_rows, s.n_in, s.n_blocks()));
+  const CodedRows rows = CodedRows::at(scratch.as<std::byte>(), p.n_rows, s.n_in, s.n_blocks());
   const auto code = [&](int first, int n) {
     for (int r = first; r < first + n; r++)
       code_row(p.in + static_cast<size_t>(r) * s.n_in, s.n_in, s.block, rows, r);

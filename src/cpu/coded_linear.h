@@ -33,12 +33,12 @@ class CodedLinears {
 
   /// source.coded must have codes.
   std::unique_ptr<Linear> pack(const LinearSource& source);
-  void multiply(const CodedLinear& weights, const LinearParams& p);
+  /// scratch grows to scratch_bytes of the rows.
+  void multiply(const CodedLinear& weights, const LinearParams& p, AlignedBuffer& scratch);
   static size_t scratch_bytes(int n_rows, int max_width);
 
  private:
   ThreadTeam& team_;
-  AlignedBuffer rows_;
 };
 
 }  // namespace kv2::cpu

@@ -71,6 +71,7 @@ struct Inputs {
   std::vector<float> run(int batch, int threads) const {
     ThreadTeam team(threads);
     CodedLinears linears(team);
+    AlignedBuffer scratch;
     const auto linear = linears.pack(source());
     std::vector<float> out(static_cast<size_t>(n_rows) * n_out, 1.f);
     for (int r = 0; r < n_rows; r += batch)
@@ -78,7 +79,8 @@ struct Inputs {
                        {.in = rows.data() + static_cast<size_t>(r) * n_in,
                         .out = out.data() + static_cast<size_t>(r) * n_out,
                         .n_rows = std::min(batch, n_rows - r),
-                        .accumulate = Accumulate::Yes});
+                        .accumulate = Accumulate::Yes},
+                       scratch);
     return out;
   }
 };

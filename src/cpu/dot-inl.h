@@ -42,6 +42,13 @@ HWY_INLINE HWY_ATTR CodeBytes bits_of(CodeBytes bytes, CodeBytes mask) {
   return hn::And(hn::BitCast(Ints8(), hn::ShiftRight<S>(hn::BitCast(words, bytes))), mask);
 }
 
+/// The nearest whole number, ties to even, of |x| < 2^22: two operations instead of Highway's seven, which
+/// care for more. Garbage for NaN.
+HWY_INLINE HWY_ATTR IntVec nearest(Vec x) {
+  const auto shifted = hn::Add(x, hn::Set(Floats(), 12582912.f));  // 1.5·2^23
+  return hn::Sub(hn::BitCast(Ints(), shifted), hn::Set(Ints(), 0x4b400000));
+}
+
 /// x = 256·high + low, all of them in int8: 16 bits of fixed point. x within ±32639.
 HWY_INLINE HWY_ATTR void store_halves(IntVec x, int8_t* high, int8_t* low) {
   const Ints i;

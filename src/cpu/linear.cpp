@@ -167,7 +167,8 @@ void LinearEngine::prepare_rows(const LinearParams& p, int n_in, int padded_in, 
 
 void LinearEngine::multiply(const Linear& weights, const LinearParams& p) {
   if (p.n_rows <= 0) return;
-  if (const auto* coded = dynamic_cast<const CodedLinear*>(&weights)) return coded_.multiply(*coded, p);
+  if (const auto* coded = dynamic_cast<const CodedLinear*>(&weights))
+    return coded_.multiply(*coded, p, rows_);
   const auto* w = dynamic_cast<const PackedLinear*>(&weights);
   KV2_CHECK(w, "these weights were not packed by the CPU backend's make_linear");
   TileShape& shape = *w->shape_;
@@ -194,9 +195,9 @@ void LinearEngine::multiply(const Linear& weights, const LinearParams& p) {
 }
 
 size_t LinearEngine::scratch_bytes(int n_rows, int max_width) const {
-  return static_cast<size_t>(round_up(n_rows, 64)) *
-             static_cast<size_t>(round_up(max_width, kDepthMultiple)) * (bf16_ ? 2 : 4) +
-         (codes_ ? CodedLinears::scratch_bytes(n_rows, max_width) : 0);
+  const size_t plain = static_cast<size_t>(round_up(n_rows, 64)) *
+                       static_cast<size_t>(round_up(max_width, kDepthMultiple)) * (bf16_ ? 2 : 4);
+  return std::max(plain, codes_ ? CodedLinears::scratch_bytes(n_rows, max_width) : 0);  // they share rows_
 }
 
 const std::vector<int>& LinearEngine::row_tiles(const Linear& weights) const {

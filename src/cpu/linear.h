@@ -66,7 +66,7 @@ class LinearEngine {
   CodedLinears coded_;
   std::unique_ptr<OneDnn> dnn_;
   std::map<std::pair<int, int>, std::unique_ptr<TileShape>> shapes_;
-  AlignedBuffer rows_;  // inputs as the primitives read them: [padded rows, padded n_in]
+  AlignedBuffer rows_;  // inputs as the primitives read them: [padded rows, padded n_in]; or as CodedRows
 };
 
 }  // namespace kv2::cpu

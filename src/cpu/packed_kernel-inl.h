@@ -13,49 +13,55 @@ struct Sum16 {
   IntVec v[kHalves];
 };
 
+/// One field (bits 2F) of B vectors of codes times four values of R rows. A function and not a lambda: GCC 12
+/// keeps sums that a lambda captured in memory, which cost a third of the time.
+template <int F, int R, int B>
+HWY_INLINE HWY_ATTR void add_field(IntVec (&high)[R][B][kHalves], IntVec (&low)[R][B][kHalves],
+                                   const Codes16 (&w)[B], const int8_t* x, size_t stride, size_t low_at) {
+  const auto mask = hn::Set(Ints8(), 3);
+  CodeBytes c[B][kHalves];
+  for (int b = 0; b < B; b++)
+    for (size_t h = 0; h < kHalves; h++) c[b][h] = bits_of<2 * F>(w[b].bytes[h], mask);
+  for (int r = 0; r < R; r++) {
+    const auto a = broadcast4(x + static_cast<size_t>(r) * stride + 4 * F);
+    const auto l = broadcast4(x + static_cast<size_t>(r) * stride + low_at + 4 * F);
+    for (int b = 0; b < B; b++)
+      for (size_t h = 0; h < kHalves; h++) {
+        high[r][b][h] = dot4(high[r][b][h], c[b][h], a);
+        low[r][b][h] = dot4(low[r][b][h], c[b][h], l);
+      }
+  }
+}
+
 /// Sums of R rows over [columns/4 words) of `codes`, whose lanes are B times 16 rows of the codes (tokens or
-/// channels). codes [B][words/4][64 bytes]; x: R rows, `stride` apart, high bytes at 0, low bytes at `low`.
-/// sums [R][B].
+/// channels). codes [B][words/4][64 bytes]; x: R rows, `stride` apart, high bytes at 0, low bytes at
+/// `low_at`.
 template <int R, int B>
 HWY_INLINE HWY_ATTR void dot_codes(const uint8_t* codes, size_t block_bytes, int first_word, int n_words,
-                                   const int8_t* x, size_t stride, size_t low, Sum16 (&sums)[R][B]) {
+                                   const int8_t* x, size_t stride, size_t low_at, Sum16 (&sums)[R][B]) {
   const Ints i;
-  const auto mask = hn::Set(Ints8(), 3);
-  IntVec high[R][B][kHalves], rest[R][B][kHalves];
+  IntVec high[R][B][kHalves], low[R][B][kHalves];
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++)
-      for (size_t h = 0; h < kHalves; h++) high[r][b][h] = rest[r][b][h] = hn::Zero(i);
-  const auto word = [&](auto field, const Codes16(&w)[B], const int8_t* at) HWY_ATTR {
-    constexpr int f = decltype(field)::value;
-    CodeBytes c[B][kHalves];
-    for (int b = 0; b < B; b++)
-      for (size_t h = 0; h < kHalves; h++) c[b][h] = bits_of<2 * f>(w[b].bytes[h], mask);
-    for (int r = 0; r < R; r++) {
-      const auto a = broadcast4(at + static_cast<size_t>(r) * stride + 4 * f);
-      const auto l = broadcast4(at + static_cast<size_t>(r) * stride + low + 4 * f);
-      for (int b = 0; b < B; b++)
-        for (size_t h = 0; h < kHalves; h++) {
-          high[r][b][h] = dot4(high[r][b][h], c[b][h], a);
-          rest[r][b][h] = dot4(rest[r][b][h], c[b][h], l);
-        }
-    }
-  };
-  for (int p = first_word / 4; p < (first_word + n_words) / 4; p++) {
+      for (size_t h = 0; h < kHalves; h++) high[r][b][h] = low[r][b][h] = hn::Zero(i);
+  int end = (first_word + n_words) / 4;
+  asm("" : "+r"(end));  // unknown: GCC 12 would unroll all of it and spill the codes of every step
+  for (int p = first_word / 4; p < end; p++) {
     Codes16 w[B];
     for (int b = 0; b < B; b++)
       for (size_t h = 0; h < kHalves; h++)
         w[b].bytes[h] = hn::LoadU(Ints8(), codes + static_cast<size_t>(b) * block_bytes +
                                                static_cast<size_t>(p) * 64 + h * 4 * kLanes);
     const int8_t* at = x + 16 * p;
-    word(std::integral_constant<int, 0>(), w, at);
-    word(std::integral_constant<int, 1>(), w, at);
-    word(std::integral_constant<int, 2>(), w, at);
-    word(std::integral_constant<int, 3>(), w, at);
+    add_field<0>(high, low, w, at, stride, low_at);
+    add_field<1>(high, low, w, at, stride, low_at);
+    add_field<2>(high, low, w, at, stride, low_at);
+    add_field<3>(high, low, w, at, stride, low_at);
   }
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++)
       for (size_t h = 0; h < kHalves; h++)
-        sums[r][b].v[h] = hn::Add(hn::ShiftLeft<8>(high[r][b][h]), rest[r][b][h]);
+        sums[r][b].v[h] = hn::Add(hn::ShiftLeft<8>(high[r][b][h]), low[r][b][h]);
 }
 
 HWY_INLINE HWY_ATTR Vec load_fp16(const fp16* p) {
@@ -162,7 +168,7 @@ HWY_INLINE HWY_ATTR CodedWeights code_weights(const float* p, const fp16* scale,
     auto sum = hn::Load(f, rest + lane);
     for (size_t t = lane; t < kPageTokens; t += 16) {
       const auto y = hn::Load(f, w + t);
-      const auto i = hn::NearestInt(hn::Mul(y, inverse));
+      const auto i = nearest(hn::Mul(y, inverse));
       store_halves(i, halves + t, halves + kPageTokens + t);
       sum = hn::MulAdd(hn::Set(f, 1.5f), hn::NegMulAdd(hn::ConvertTo(f, i), u, y), sum);
     }
@@ -268,7 +274,7 @@ HWY_ATTR void CodeQueries(const TileView& tile, const Int2Layout& layout, const 
         auto sum = hn::Zero(f), rest = hn::Zero(f);
         for (int c = g * group + static_cast<int>(lane); c < (g + 1) * group; c += 16) {
           const auto x = hn::Mul(hn::LoadU(f, q + c), factor);
-          const auto i = hn::NearestInt(hn::Mul(x, inverse));
+          const auto i = nearest(hn::Mul(x, inverse));
           store_halves(i, halves + c, halves + d + c);
           sum = hn::Add(sum, x);
           rest = hn::Add(rest, hn::NegMulAdd(hn::ConvertTo(f, i), u, x));

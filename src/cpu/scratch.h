@@ -21,12 +21,12 @@ namespace kv2::cpu {
 inline void* allocate_aligned(size_t bytes) {
   constexpr size_t kHuge = size_t{2} << 20;
   void* p = nullptr;
-  const size_t alignment = bytes >= 2 * kHuge ? kHuge : 64;
-  const size_t rounded = bytes > SIZE_MAX - kHuge ? 0 : (bytes + 63) / 64 * 64;
-  if (bytes != 0 && rounded != 0) {
-    p = std::aligned_alloc(alignment, (rounded + alignment - 1) / alignment * alignment);
-    if (p && alignment == kHuge)
-      ::madvise(p, rounded / kHuge * kHuge, MADV_HUGEPAGE);  // a wish: no error to handle
+  const size_t rounded = bytes > SIZE_MAX - 64 ? 0 : (bytes + 63) / 64 * 64;
+  if (bytes != 0 && rounded != 0) p = std::aligned_alloc(64, rounded);
+  if (p && rounded >= 2 * kHuge) {  // the whole huge pages inside; a wish, so there is no error to handle
+    const auto first = (reinterpret_cast<uintptr_t>(p) + kHuge - 1) / kHuge * kHuge;
+    const auto end = (reinterpret_cast<uintptr_t>(p) + rounded) / kHuge * kHuge;
+    ::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
   }
   if (bytes == 0) p = std::aligned_alloc(64, 64);
   if (!p)

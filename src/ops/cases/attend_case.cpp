@@ -36,7 +36,7 @@ double AttendCase::bound() const {
   const double d = world.shape.head_dim;
   const double q_norm = std::sqrt(d) * std::hypot(0.2, query_sigma),
                k_norm = std::sqrt(d) * std::hypot(1.2, world.key_mean);
-  return 1e-5 + (world.group > 0 ? 4e-6 : 2e-7) * softmax_scale() * q_norm * k_norm;
+  return 1e-5 + (world.group > 0 ? 1e-5 : 2e-7) * softmax_scale() * q_norm * k_norm;
 }
 
 OpCase AttendCase::build() const {
