@@ -34,19 +34,21 @@ double relative_error(const std::vector<float>& got, const std::vector<float>& w
 class AttendBench {
  public:
   AttendBench(Backend& backend, const KvShape& shape, const CacheSpec& spec, int64_t n_tokens)
-      : backend_(backend), shape_(shape), n_tokens_(n_tokens) {
-    const int group = spec.method.quantized() ? spec.group_for(shape.head_dim) : 0;
+      : backend_(backend), shape_(shape), n_tokens_(n_tokens), layout_(PageLayout::of(spec, shape)) {
+    backend.require_formats(layout_);
+    const LayerLayout part = layout_.packs() ? layout_.layer(0) : LayerLayout{};  // of all layers alike
+    const bool int2 = part.int2_heads();
     KvShape one = shape;
     one.n_layers = 1;
     case_ = {.name = "bench",
              .world = {.shape = one,
-                       .group = group,
-                       .rule = {spec.sink_pages(), spec.recent_pages(), group > 0},
-                       .n_tokens = {n_tokens}},
+                       .group = int2 ? part.k.group : 0,
+                       .rule = {spec.sink_pages(), spec.recent_pages(), layout_.packs()},
+                       .n_tokens = {n_tokens},
+                       .k = int2 ? SideFormat{} : part.k,
+                       .v = int2 ? SideFormat{} : part.v},
              .segments = {{0, n_tokens - 1, 1}}};
     world_ = std::make_shared<const cases::PageWorld>(case_.world);
-    layout_ = case_.world.layout();
-    layout_.shape = shape;
     // Slot s of page s in both pools; only forms that the last query reads are filled.
     const int n_pages = static_cast<int>(pages_of(n_tokens));
     full_slots_.resize(n_pages, -1);
@@ -93,26 +95,27 @@ class AttendBench {
 
  private:
   void fill() {
-    std::vector<std::byte> full(layout_.full_head_bytes()), packed(layout_.packed_head_bytes());
     for (size_t p = 0; p < full_slots_.size(); p++)
+      full_slots_[p] >= 0 ? fill_full(static_cast<int>(p)) : fill_packed(static_cast<int>(p));
+  }
+  void fill_full(int page) {
+    std::byte* at = full_->data() + full_slots_[page] * layout_.full_page_bytes();
+    for (int h = 0; h < shape_.n_kv_heads; h++)
+      for (int layer = 0; layer < shape_.n_layers; layer++)
+        backend_.import_full(at + layout_.full_offset(layer, h), shape_.head_dim,
+                             world_->canonical_full(0, page, h));
+  }
+  void fill_packed(int page) {
+    std::byte* at = packed_->data() + packed_slots_[page] * layout_.packed_page_bytes();
+    const LayerLayout& first = layout_.layer(0);
+    if (first.int2_heads())
       for (int h = 0; h < shape_.n_kv_heads; h++)
-        for (int layer = 0; layer < shape_.n_layers; layer++) {
-          if (full_slots_[p] >= 0)
-            backend_.import_full(
-                full_->data() + full_slots_[p] * layout_.full_page_bytes() + layout_.full_offset(layer, h),
-                shape_.head_dim, world_->canonical_full(0, static_cast<int>(p), h));
-          else if (layer == 0)
-            backend_.import_packed(packed_->data() + packed_slots_[p] * layout_.packed_page_bytes() +
-                                       layout_.packed_offset(0, h),
-                                   Int2Layout{shape_.head_dim, layout_.group},
-                                   world_->canonical_packed(0, static_cast<int>(p), h));
-          else
-            backend_.copy(packed_->data() + packed_slots_[p] * layout_.packed_page_bytes() +
-                              layout_.packed_offset(layer, h),
-                          packed_->data() + packed_slots_[p] * layout_.packed_page_bytes() +
-                              layout_.packed_offset(0, h),
-                          layout_.packed_head_bytes());
-        }
+        backend_.import_packed(at + layout_.packed_offset(0, h), layout_.int2(0),
+                               world_->canonical_packed(0, page, h));
+    else
+      backend_.upload(at, world_->canonical_packed(0, page, 0).data(), first.bytes());
+    for (int layer = 1; layer < shape_.n_layers; layer++)
+      backend_.copy(at + layout_.layer(layer).offset, at, first.bytes());
   }
   std::vector<float> expected(const std::vector<float>& query) const {
     const auto reference = make_reference_backend(LinearPrecision::F32);

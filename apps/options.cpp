@@ -56,10 +56,22 @@ void CacheOptions::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"windowed", "exact"}));
   app.add_option("--sink", sink, "first tokens kept in bf16, a multiple of 64");
   app.add_option("--recent", recent, "last tokens kept in bf16, a multiple of 64");
+  app.add_option(
+      "--kv-layers", layers,
+      "layers stored in another form, negative ones from the end: '0,1,-1,-2=int8 5=bf16 7,8=k3v2' (8 bits "
+      "rounded; as they are; the method with other bits)");
+}
+
+/// The method's text with --kv-layers as its parameter `layers`.
+std::string CacheOptions::with_layers(const std::string& kv) const {
+  if (layers.empty() || kv == "bf16") return kv;
+  std::string value = layers;
+  for (char& c : value) c = c == ',' ? '/' : c == ' ' ? '+' : c;
+  return fmt::format("{}{}layers={}", kv, kv.find(':') == kv.npos ? ':' : ',', value);
 }
 
 CacheSpec CacheOptions::spec(const std::string& kv) const {
-  CacheSpec s = CacheSpec::parse(kv);
+  CacheSpec s = CacheSpec::parse(with_layers(kv));
   s.sink_tokens = sink;
   s.recent_tokens = recent;
   s.prefill = prefill == "exact" ? PrefillPolicy::Exact : PrefillPolicy::Windowed;
@@ -165,8 +177,8 @@ void print_start_table(const Model& model, const CacheSpec& spec, const CachePla
     basis = fmt::format("{} tokens, text {}", calibration->n_tokens, calibration->text_hash);
   std::string quantized = "none (bf16)";
   if (spec.method.quantized())
-    quantized = fmt::format("{} of {} layers, {} KV heads each, head_dim {}, groups of {}", c.n_layers,
-                            c.n_layers, c.n_kv_heads, c.head_dim, l.group);
+    quantized =
+        fmt::format("{} layers, {} KV heads of {}: {}", c.n_layers, c.n_kv_heads, c.head_dim, l.describe());
   log_info(fmt::format("model        {} ({}), weights {}", c.name.empty() ? "?" : c.name,
                        name_of(c.architecture), format_bytes(model.weight_bytes())));
   log_info(fmt::format("backend      {}", model.backend().describe()));

@@ -38,12 +38,15 @@ struct Session {
 Session open_session(const ModelOptions& options, int max_rows);
 
 struct CacheOptions {
-  std::string calibration, prefill = "windowed";
+  std::string calibration, prefill = "windowed", layers;
   int sink = 64, recent = 256;
 
   void add_to(CLI::App& app);
   /// The spec of one --kv text under these windows.
   CacheSpec spec(const std::string& kv) const;
+
+ private:
+  std::string with_layers(const std::string& kv) const;
 };
 /// Help text of --kv with all methods.
 std::string kv_help();

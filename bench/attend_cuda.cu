@@ -129,14 +129,14 @@ struct Bench {
 
   void attend(int batch, int tokens, int n_kv_heads, int q_per_kv, int d, int prompt_rows) {
     const KvShape shape{1, n_kv_heads * q_per_kv, n_kv_heads, d};
-    const PageLayout layout{shape, d, CodecId::Int2};
+    const PageLayout layout = PageLayout::of_int2(shape, d);
     const Visibility rule;
     const int n_pages = (tokens + kPageTokens - 1) / kPageTokens;
     const int n_full = prompt_rows > 1 ? n_pages : rule.sink_pages + rule.recent_pages + 1;
     const size_t n_packed = static_cast<size_t>(batch) * n_pages;
     const Device<std::byte> packed(n_packed * layout.packed_page_bytes());
     const Device<std::byte> full(static_cast<size_t>(batch) * n_full * layout.full_page_bytes());
-    const int page_words = static_cast<int>(layout.packed_head_bytes() / 4);
+    const int page_words = static_cast<int>(layout.packed_head_bytes(0) / 4);
     fill_packed<<<4096, 256>>>(reinterpret_cast<uint32_t*>(packed.get()), packed.size() / 4, page_words,
                                kPageTokens * d / 8);
     fill_full<<<4096, 256>>>(reinterpret_cast<__nv_bfloat16*>(full.get()), full.size() / 2);
@@ -179,7 +179,7 @@ struct Bench {
                           d,
                           d,
                           {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
-                          {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()},
+                          {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes(0)},
                           1.0f / std::sqrt(static_cast<float>(d)),
                           0.0f,
                           plan.split,
@@ -224,7 +224,7 @@ struct Bench {
 
   /// All pages of `batch` sequences of `tokens`, by coder round, or feedback with three steps and a refit.
   void demote(int batch, int tokens, int n_kv_heads, int d, int clip_k, int clip_v, bool feedback) {
-    const PageLayout layout{{1, n_kv_heads, n_kv_heads, d}, d, CodecId::Int2};
+    const PageLayout layout = PageLayout::of_int2({1, n_kv_heads, n_kv_heads, d}, d);
     const int n = batch * (tokens / kPageTokens);
     const Device<std::byte> full(n * layout.full_page_bytes()), packed(n * layout.packed_page_bytes());
     fill_full<<<4096, 256>>>(reinterpret_cast<__nv_bfloat16*>(full.get()), full.size() / 2);
@@ -235,7 +235,7 @@ struct Bench {
     for (float& x : table) x = (std::rand() % 2001 - 900) / 10000.0f;
     const Device<float> f(table);  // the weights and swept ones may be any of these numbers, too
     const cuda::Pool from{full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
-        to{packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes()};
+        to{packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes(0)};
     cuda::FeedbackCoder coder{f.get(), f.get(), f.get(), {0.95f, 1.1f, 1.25f}, 3, 1, false};
     const double ms = timer.median(
         [&] {

@@ -85,7 +85,7 @@ CachePlan plan_pages(const CacheSpec& spec, const KvShape& shape, const CacheCap
   plan.full_bytes = plan.n_full_pages * plan.layout.full_page_bytes();
   plan.packed_bytes = plan.n_packed_pages * plan.layout.packed_page_bytes();
   plan.table_bytes = capacity.n_sequences * n_pages * 2 * sizeof(int32_t);
-  plan.coder_bytes = DeviceFactors::bytes(spec.method, shape, plan.layout.group);
+  plan.coder_bytes = DeviceFactors::bytes(spec.method, plan.layout);
   return plan;
 }
 
@@ -94,9 +94,17 @@ size_t usual_transform_bytes(const CacheSpec& spec, const KvShape& shape) {
   switch (spec.method.transform) {
     case TransformKind::Identity:
       return 0;
-    case TransformKind::Hadamard: {  // the same in all layers, for K and V
-      const Transform h = hadamard_transform(shape.n_kv_heads, shape.head_dim);
-      const std::array<LayerTransforms, 1> layer{LayerTransforms{h, h}};
+    case TransformKind::Hadamard:
+    case TransformKind::SignedHadamard: {  // the same in all layers, for K and V; sizes do not depend on
+                                           // signs and blocks
+      const int block = spec.method.hadamard_block;
+      const Transform h = spec.method.transform == TransformKind::SignedHadamard
+                              ? signed_hadamard_transform(shape.n_kv_heads, shape.head_dim)
+                              : hadamard_transform(shape.n_kv_heads, shape.head_dim, block);
+      const TransformSides sides = spec.method.transform_sides;
+      const std::array<LayerTransforms, 1> layer{
+          LayerTransforms{sides == TransformSides::Values ? Transform{} : h,
+                          sides == TransformSides::Keys ? Transform{} : h}};
       return DeviceTransforms::bytes(layer);
     }
     case TransformKind::Calibrated:

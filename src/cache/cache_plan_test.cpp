@@ -81,10 +81,7 @@ TEST(PageNeed, BoundariesAndPolicies) {
 }
 
 CacheSpec int2_spec() {
-  CacheSpec spec;
-  spec.method.name = "naive2";
-  spec.method.codec = CodecId::Int2;
-  return spec;
+  return CacheSpec::parse("naive2");
 }
 
 TEST(CachePlan, BytesByHand) {

@@ -25,20 +25,29 @@ struct Sizes {
   }
 };
 
-}  // namespace
-
-size_t DeviceFactors::bytes(const Method& method, const KvShape& shape, int group) {
-  const size_t sides = (method.coder_k() == CoderKind::Feedback) + (method.coder_v() == CoderKind::Feedback);
-  return sides == 0 ? 0 : shape.n_layers * sides * Sizes(shape, group).bytes();
+bool feeds_back(const LayerLayout& layer, CoderKind coder) {
+  return coder == CoderKind::Feedback && !layer.rounded;
 }
 
-DeviceFactors::DeviceFactors(Backend& backend, const Method& method, const KvShape& shape, int group,
+}  // namespace
+
+size_t DeviceFactors::bytes(const Method& method, const PageLayout& layout) {
+  size_t sum = 0;
+  for (int l = 0; layout.packs() && l < layout.shape.n_layers; l++) {
+    const LayerLayout& layer = layout.layer(l);
+    if (feeds_back(layer, method.coder_k())) sum += Sizes(layout.shape, layer.k.group).bytes();
+    if (feeds_back(layer, method.coder_v())) sum += Sizes(layout.shape, layer.v.group).bytes();
+  }
+  return sum;
+}
+
+DeviceFactors::DeviceFactors(Backend& backend, const Method& method, const PageLayout& layout,
                              std::span<const LayerFactors> factors)
-    : slab_(backend, bytes(method, shape, group)) {
+    : slab_(backend, bytes(method, layout)) {
   if (!slab_.data()) return;
+  const KvShape& shape = layout.shape;
   KV2_CHECK(static_cast<int>(factors.size()) == shape.n_layers, "factors of {} layers, not {}",
             factors.size(), shape.n_layers);
-  const Sizes sizes(shape, group);
   std::byte* next = slab_.data();
   const auto place = [&](const std::vector<float>& values, size_t n) {
     KV2_CHECK(values.size() == n, "{} values of a feedback table, expected {}", values.size(), n);
@@ -47,17 +56,19 @@ DeviceFactors::DeviceFactors(Backend& backend, const Method& method, const KvSha
     next += align(n * sizeof(float));
     return at;
   };
-  const auto place_side = [&](const FeedbackFactors& side, CoderKind coder) {
-    if (coder != CoderKind::Feedback) return FeedbackTables{};
+  const auto place_side = [&](const FeedbackFactors& side, const SideFormat& format) {
+    const Sizes sizes(shape, format.group);
     FeedbackTables out;
     out.f = place(side.f, sizes.f);
     out.weight = place(side.weight, sizes.weight);
     out.ones = place(side.ones, sizes.ones);
     return out;
   };
-  for (const LayerFactors& layer : factors) {
-    const FeedbackTables k = place_side(layer.k, method.coder_k());
-    layers_.push_back({k, place_side(layer.v, method.coder_v())});
+  for (int l = 0; l < shape.n_layers; l++) {
+    const LayerLayout& layer = layout.layer(l);
+    Layer& out = layers_.emplace_back();
+    if (feeds_back(layer, method.coder_k())) out.k = place_side(factors[l].k, layer.k);
+    if (feeds_back(layer, method.coder_v())) out.v = place_side(factors[l].v, layer.v);
   }
 }
 

@@ -16,16 +16,16 @@ namespace kv2 {
 
 class DeviceFactors {
  public:
-  /// factors: one per layer, of the sides that the method codes with `feedback`, or empty where it codes
-  /// none. Only reads them here.
-  DeviceFactors(Backend& backend, const Method& method, const KvShape& shape, int group,
+  /// factors: one per layer, of the sides that the layer codes with `feedback`, or empty where none does.
+  /// Only reads them here.
+  DeviceFactors(Backend& backend, const Method& method, const PageLayout& layout,
                 std::span<const LayerFactors> factors);
 
   FeedbackTables k(int layer) const;
   FeedbackTables v(int layer) const;
 
-  /// What the slab takes: a function of the method and the shape alone.
-  static size_t bytes(const Method& method, const KvShape& shape, int group);
+  /// What the slab takes: a function of the method and the layout alone.
+  static size_t bytes(const Method& method, const PageLayout& layout);
 
  private:
   struct Layer {

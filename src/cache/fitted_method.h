@@ -20,7 +20,9 @@ struct FittedMethod {
   std::vector<LayerTransforms> transforms;     // [n_layers], or empty for identity everywhere
   std::vector<std::pair<float, float>> clips;  // [n_layers] ratios of K and V, used where the method has none
                                                // of its own; empty: no clip
-  std::vector<LayerFactors> factors;           // [n_layers] with the coder `feedback`, else empty
+  std::vector<std::vector<float>>
+      k_tables;                       // [n_layers] constants of K's codec, where it has any; else empty
+  std::vector<LayerFactors> factors;  // [n_layers] with the coder `feedback`, else empty
 };
 
 }  // namespace kv2

@@ -10,10 +10,11 @@
 namespace kv2 {
 namespace {
 
-CachePlan checked_plan(const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
-                       const FittedMethod& fitted) {
+CachePlan checked_plan(const Backend& backend, const CacheSpec& spec, const KvShape& shape,
+                       const CacheCapacity& capacity, const FittedMethod& fitted) {
   spec.validate(shape.head_dim);
-  const auto& [transforms, clips, factors] = fitted;
+  const auto& transforms = fitted.transforms;
+  const auto& clips = fitted.clips;
   const size_t n = shape.n_layers;
   KV2_CHECK(transforms.empty() || transforms.size() == n, "{} transforms, {} layers", transforms.size(), n);
   KV2_CHECK(clips.empty() || clips.size() == n, "{} clips, {} layers", clips.size(), n);
@@ -26,7 +27,12 @@ CachePlan checked_plan(const CacheSpec& spec, const KvShape& shape, const CacheC
   for (const LayerTransforms& t : transforms)
     KV2_CHECK(fits(t.k) && fits(t.v), "transform of another shape than {} KV heads of {}", shape.n_kv_heads,
               shape.head_dim);
-  return plan_cache(spec, shape, capacity, transforms);
+  CachePlan plan = plan_cache(spec, shape, capacity, transforms);
+  KV2_CHECK(fitted.k_tables.empty() || fitted.k_tables.size() == n, "{} tables of keys, {} layers",
+            fitted.k_tables.size(), n);
+  plan.layout = plan.layout.with_tables(fitted.k_tables, {});
+  backend.require_formats(plan.layout);
+  return plan;
 }
 
 }  // namespace
@@ -36,10 +42,10 @@ KvCache::Impl::Impl(Backend& backend, const CacheSpec& spec, const KvShape& shap
     : backend(backend),
       spec(spec),
       shape(shape),
-      plan(checked_plan(spec, shape, capacity, fitted)),
+      plan(checked_plan(backend, spec, shape, capacity, fitted)),
       clips(std::move(fitted.clips)),
       transforms(backend, fitted.transforms),
-      factors(backend, spec.method, shape, plan.layout.group, fitted.factors),
+      factors(backend, spec.method, plan.layout, fitted.factors),
       full_slab(backend, plan.full_bytes),
       packed_slab(backend, plan.packed_bytes),
       table_slab(backend, plan.table_bytes),
@@ -86,17 +92,23 @@ void KvCache::Impl::drop_pages(Sequence& s) {
 }
 
 Coder KvCache::Impl::coder(int layer, bool values) const {
+  KV2_CHECK(layer >= 0 && layer < shape.n_layers, "layer {} of {}", layer, shape.n_layers);
+  if (!plan.layout.packs()) return {};
+  const LayerLayout& part = plan.layout.layer(layer);
+  const int group = (values ? part.v : part.k).group;
+  if (part.rounded) return {.kind = CoderKind::Round, .group = group};
   const std::optional<float>& own = values ? spec.method.clip_v : spec.method.clip_k;
   float ratio = 1;
   if (own) {
     ratio = *own;
   } else if (!clips.empty()) {
-    KV2_CHECK(layer >= 0 && layer < shape.n_layers, "layer {} of {}", layer, shape.n_layers);
     ratio = values ? clips[layer].second : clips[layer].first;
   }
   Coder out{.kind = values ? spec.method.coder_v() : spec.method.coder_k(),
-            .group = plan.layout.group,
-            .clip_index = clip_index(ratio, shape.head_dim)};
+            .group = group,
+            .clip_index = clip_index(ratio, shape.head_dim),
+            .range = spec.method.range,
+            .norm_rule = spec.method.norm_rule};
   if (out.kind == CoderKind::Feedback) {
     out.clip_index = -1;
     out.tables = values ? factors.v(layer) : factors.k(layer);
@@ -108,7 +120,8 @@ Coder KvCache::Impl::coder(int layer, bool values) const {
 
 KvCache::KvCache(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
                  std::vector<LayerTransforms> transforms, std::vector<std::pair<float, float>> clips)
-    : KvCache(backend, spec, shape, capacity, FittedMethod{std::move(transforms), std::move(clips), {}}) {}
+    : KvCache(backend, spec, shape, capacity,
+              FittedMethod{.transforms = std::move(transforms), .clips = std::move(clips)}) {}
 
 KvCache::KvCache(Backend& backend, const CacheSpec& spec, const KvShape& shape, const CacheCapacity& capacity,
                  FittedMethod fitted) {
@@ -285,11 +298,16 @@ std::vector<std::byte> KvCache::packed_bytes(SequenceId sequence, int64_t page, 
   Impl& c = *impl_;
   const PageTable& table = c.at(sequence).table;
   if (page < 0 || page >= table.n_pages() || table.slot(Form::Packed, page) < 0) return {};
-  std::vector<std::byte> out(c.plan.layout.packed_head_bytes());
+  const PageLayout& layout = c.plan.layout;
+  const std::byte* bytes = c.packed_page(table.slot(Form::Packed, page));
   c.backend.sync();
-  c.backend.export_packed(
-      c.packed_page(table.slot(Form::Packed, page)) + c.plan.layout.packed_offset(layer, kv_head),
-      Int2Layout{c.shape.head_dim, c.plan.layout.group}, out);
+  if (!layout.layer(layer).int2_heads()) {
+    std::vector<std::byte> out(layout.layer(layer).bytes());
+    c.backend.download(out.data(), bytes + layout.layer(layer).offset, out.size());
+    return out;
+  }
+  std::vector<std::byte> out(layout.packed_head_bytes(layer));
+  c.backend.export_packed(bytes + layout.packed_offset(layer, kv_head), layout.int2(layer), out);
   return out;
 }
 

@@ -38,7 +38,6 @@ struct CacheStep {
   /// Pages not packed yet that a query of this step, or the next query after it, reads packed; complete after
   /// append.
   std::vector<Demotion> demotions;
-  Coder coder_k, coder_v;  // without clip and tables: those are per layer, see KvCache::coder_k(layer)
 };
 
 /// A run of new tokens of one sequence, as a batch has it.
@@ -109,7 +108,7 @@ class KvCache {
   DeviceTransform transforms(int layer) const;
 
   // For tests, files and `inspect`: canonical bytes of one head page; empty when the page is not held in that
-  // form.
+  // form. Of a layer packed in another format than int2: the part of all KV heads, whatever kv_head says.
   std::vector<std::byte> full_bytes(SequenceId sequence, int64_t page, int layer, int kv_head) const;
   std::vector<std::byte> packed_bytes(SequenceId sequence, int64_t page, int layer, int kv_head) const;
 

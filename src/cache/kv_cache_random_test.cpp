@@ -25,11 +25,7 @@ std::string name_of(const ::testing::TestParamInfo<Setting>& info) {
 }
 
 CacheSpec spec_of(const Setting& s) {
-  CacheSpec spec;
-  if (s.quantized) {
-    spec.method.name = "naive2";
-    spec.method.codec = CodecId::Int2;
-  }
+  CacheSpec spec = CacheSpec::parse(s.quantized ? "naive2" : "bf16");
   spec.sink_tokens = 64 * s.sink;
   spec.recent_tokens = 64 * s.recent;
   spec.prefill = s.prefill;

@@ -52,7 +52,7 @@ void KvCache::Impl::demote(Sequence& s, std::vector<Demotion>& out) {
       packed.share(to);
     } else {
       to = packed.take();
-      out.push_back({.full_page = from, .packed_page = to});
+      out.push_back({.full_page = from, .packed_page = to, .page = static_cast<int32_t>(j)});
       s.demoted.push_back(j);
     }
     s.table.set(Form::Packed, j, to);
@@ -99,8 +99,6 @@ void KvCache::Impl::commit(Sequence& s) {
 CacheStep KvCache::begin(std::span<const Slice> slices) {
   Impl& c = *impl_;
   CacheStep step{.kv = c.view()};
-  step.coder_k = {.kind = c.spec.method.coder_k(), .group = c.plan.layout.group};
-  step.coder_v = {.kind = c.spec.method.coder_v(), .group = c.plan.layout.group};
   for (const Slice& slice : slices) {
     c.check_slice(slice);
     Impl::Sequence& s = c.at(slice.sequence);

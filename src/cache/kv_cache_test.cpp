@@ -14,9 +14,7 @@ namespace kv2 {
 namespace {
 
 CacheSpec int2_spec(PrefillPolicy prefill = PrefillPolicy::Windowed) {
-  CacheSpec spec;
-  spec.method.name = "naive2";
-  spec.method.codec = CodecId::Int2;
+  CacheSpec spec = CacheSpec::parse("naive2");
   spec.prefill = prefill;
   return spec;
 }
@@ -154,7 +152,7 @@ TEST(KvCacheMemory, CodersHaveTheMethodsGroupAndTheLayersClip) {
   FakeBackend backend;
   const KvShape shape{.n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 128};
   CacheSpec spec = int2_spec();
-  spec.method.group = 32;
+  spec.method.k.group = spec.method.v.group = 32;
   spec.method.clip_k = std::nullopt;
   spec.method.clip_v = 0.92f;
   const KvCache cache(backend, spec, shape, {.context_tokens = 64}, {}, {{0.5f, 0.6f}, {1.0f, 0.7f}});
@@ -185,7 +183,7 @@ TEST(KvCacheMemory, CoderTablesArriveAtTheirLayerAndSide) {
   for (const char* method :
        {"kv2:rotation=u", "kv2:rotation=u,feedback=k", "kv2:rotation=u,feedback=v,group=4"}) {
     const CacheSpec spec = CacheSpec::parse(method);
-    const int group = spec.group_for(shape.head_dim);
+    const int group = spec.method.k.group ? spec.method.k.group : default_group(shape.head_dim);
     FittedMethod fitted;
     for (int layer = 0; layer < shape.n_layers; layer++) {
       fitted.transforms.push_back(

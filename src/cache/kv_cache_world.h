@@ -73,8 +73,11 @@ class World {
       const std::vector<float> k = inputs(parts, n_rows, layer);
       backend.append(
           {.layer = layer, .k = k.data(), .v = k.data(), .kv = step.kv, .sequences = step.sequences});
-      backend.demote(
-          {.layer = layer, .k = step.coder_k, .v = step.coder_v, .kv = step.kv, .pages = step.demotions});
+      backend.demote({.layer = layer,
+                      .k = cache.coder_k(layer),
+                      .v = cache.coder_v(layer),
+                      .kv = step.kv,
+                      .pages = step.demotions});
       for (size_t i = 0; i < parts.size(); i++) {
         ASSERT_EQ(step.sequences[i].first_pos, parts[i].talk->n);
         ASSERT_EQ(step.sequences[i].n_rows, parts[i].n_rows);

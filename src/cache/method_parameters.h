@@ -12,7 +12,18 @@
 namespace kv2 {
 
 struct Parameter {
-  enum class Of : uint8_t { AllCodes, Calibrated, Feedback };
+  enum class Of : uint8_t {
+    AllCodes,
+    AffineCodes,  // of both sides
+    AffineKeys,
+    AffineValues,
+    ChannelKeys,
+    GaussCodes,
+    RoundedCodes,
+    Uncalibrated,
+    Calibrated,
+    Feedback
+  };
 
   const char* name;
   const char* allowed;

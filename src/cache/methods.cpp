@@ -11,8 +11,7 @@
 #include "base/check.h"
 #include "cache/method_parameters.h"
 #include "kv2/cache.h"
-#include "quant/coder.h"
-#include "quant/page_layout.h"
+#include "quant/page_codec.h"
 #include "quant/rotation.h"
 
 namespace kv2 {
@@ -25,29 +24,110 @@ struct Row {
   const char* description;
 };
 
-const std::vector<Row>& rows() {
-  static const std::vector<Row> table = {
+constexpr SideFormat affine(int bits, int group = 0) {
+  return {.codec = CodecId::Affine, .bits = bits, .group = group};
+}
+constexpr SideFormat channel(int group) {
+  return {.codec = CodecId::Channel, .bits = 2, .group = group};
+}
+constexpr SideFormat gauss(int bits) {
+  return {.codec = CodecId::Gauss, .bits = bits};
+}
+
+/// A row whose fields beside the codecs are set by `edit`.
+template <class Edit>
+Row row(const char* name, SideFormat k, SideFormat v, const char* description, const Edit& edit) {
+  Row out{{.name = name, .k = k, .v = v}, description};
+  edit(out.method);
+  return out;
+}
+
+void plain(Method&) {}
+void hadamard(Method& m) {
+  m.transform = TransformKind::Hadamard;
+}
+void signed_hadamard(Method& m) {
+  m.transform = TransformKind::SignedHadamard;
+}
+void calibrated(Method& m) {
+  m.transform = TransformKind::Calibrated;
+  m.clip_k = m.clip_v = std::nullopt;
+}
+
+std::vector<Row> make_rows() {
+  return {
       {{.name = "bf16"}, "every row in bf16, the model's own basis; the reference"},
-      {{.name = "naive2", .codec = CodecId::Int2}, "2-bit codes in the model's own basis, min/max, no clip"},
-      {{.name = "quarot2", .codec = CodecId::Int2, .transform = TransformKind::Hadamard},
-       "2-bit codes after a Hadamard rotation (QuaRot), no clip; needs no calibration"},
-      {{.name = "oscar2",
-        .codec = CodecId::Int2,
-        .transform = TransformKind::Calibrated,
-        .clip_k = std::nullopt,
-        .clip_v = std::nullopt},
-       "2-bit codes after a calibrated rotation per KV head, clips searched per layer (OSCAR, arXiv "
-       "2605.17757)"},
-      {{.name = "kv2",
-        .codec = CodecId::Int2,
-        .coder = CoderKind::Feedback,
-        .transform = TransformKind::Calibrated,
-        .clip_k = std::nullopt,
-        .clip_v = std::nullopt,
-        .steps = {0.95f, 1.1f, 1.25f}},
-       "2-bit codes chosen with error feedback under the metric of queries and W_o, after oscar2's rotation; "
-       "needs a calibration"},
+      row("naive2", affine(2), affine(2), "2-bit codes in the model's own basis, min/max, no clip", plain),
+      row("quarot2", affine(2), affine(2),
+          "2-bit codes after a Hadamard rotation (QuaRot), no clip; needs no calibration", hadamard),
+      row("oscar2", affine(2), affine(2),
+          "2-bit codes after a calibrated rotation per KV head, clips searched per layer (OSCAR, arXiv "
+          "2605.17757)",
+          calibrated),
+      row("kv2", affine(2), affine(2),
+          "2-bit codes chosen with error feedback under the metric of queries and W_o, after oscar2's "
+          "rotation; "
+          "needs a calibration",
+          [](Method& m) {
+            calibrated(m);
+            m.coder = CoderKind::Feedback;
+            m.steps = {0.95f, 1.1f, 1.25f};
+          }),
+      row("oscar2-lloyd", affine(2), affine(2),
+          "oscar2 with its published clips and the cells of a Gaussian's best 4 levels (its Lloyd-Max "
+          "option)",
+          [](Method& m) {
+            calibrated(m);
+            m.clip_k = 0.96f, m.clip_v = 0.92f;
+            m.range = RangeRule::LloydMax;
+          }),
+      row("kivi2", channel(32), affine(2, 32),
+          "2-bit keys per channel over 32 tokens, values per token in groups of 32 (KIVI, arXiv 2402.02750)",
+          plain),
+      row("omni2", channel(32), affine(2, 32),
+          "kivi2 after a Hadamard rotation, keys divided by one norm per token (OScaR, arXiv 2605.19660)",
+          [](Method& m) {
+            hadamard(m);
+            m.k.norm = TokenNorm::AllHeads;
+          }),
+      row("ott2", channel(32), affine(2, 32),
+          "kivi2 with the key of smallest magnitude of every page kept in bf16 (OTT, arXiv 2505.10938)",
+          [](Method& m) { m.k.kept = 1; }),
+      row("kitty2", channel(64), affine(2),
+          "2-bit keys per channel over a page, 8 of 64 channels with 4 bits; values per token (Kitty)",
+          [](Method& m) { m.k.wide = 8; }),
+      row("rotatekv2", {.codec = CodecId::HeadGroups, .bits = 2}, affine(2),
+          "2-bit keys after a Hadamard rotation of up to four heads together, range narrowed to 0.8 "
+          "(RotateKV, arXiv "
+          "2501.16383; here after RoPE)",
+          [](Method& m) {
+            hadamard(m);
+            m.transform_sides = TransformSides::Values;
+            m.range = RangeRule::IntegerZero;
+          }),
+      row("gtq2", {.codec = CodecId::RopeBlocks, .bits = 2}, gauss(2),
+          "tq2 with 1 to 4 bits per channel of keys by its energy in calibration, 2 in the mean (as "
+          "Block-GTQ)",
+          [](Method& m) {
+            signed_hadamard(m);
+            m.transform_sides = TransformSides::Values;
+          }),
+      row("tq2", gauss(2), gauss(2),
+          "2-bit levels of a Gaussian and a norm, after a random rotation (TurboQuant, arXiv 2504.19874)",
+          signed_hadamard),
+      row("tq3", gauss(3), gauss(3), "the same with 3 bits", signed_hadamard),
+      row("tq4", gauss(4), gauss(4), "the same with 4 bits", signed_hadamard),
+      row("int4", affine(4), affine(4), "4-bit codes, keys after a Hadamard rotation (Saw-INT4)",
+          [](Method& m) {
+            hadamard(m);
+            m.transform_sides = TransformSides::Keys;
+          }),
+      row("int8", affine(8), affine(8), "8-bit codes in the model's own basis", plain),
   };
+}
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> table = make_rows();
   return table;
 }
 
@@ -66,6 +146,11 @@ const Row& row_of(std::string_view name) {
   throw_error(ErrorCode::BadArgument, "unknown method '{}'; methods: {}", name, method_list());
 }
 
+/// A parameter chooses between the two forms of TurboQuant.
+CodecId family(CodecId codec) {
+  return codec == CodecId::Qjl ? CodecId::Gauss : codec;
+}
+
 const char* prefill_word(PrefillPolicy policy) {
   return policy == PrefillPolicy::Exact ? "exact" : "windowed";
 }
@@ -81,6 +166,25 @@ void validate_clip(const char* name, const std::optional<float>& clip) {
   if (clip && !(*clip > 0 && *clip <= 1)) {
     throw_error(ErrorCode::BadArgument, "{} is {}; it must be in (0, 1]", name, *clip);
   }
+}
+
+void validate_hadamard(const Method& method, int head_dim) {
+  const bool whole =
+      method.transform == TransformKind::Hadamard || method.transform == TransformKind::SignedHadamard;
+  const int block = whole && method.hadamard_block > 0 ? method.hadamard_block : head_dim;
+  if (head_dim % block != 0)
+    throw_error(ErrorCode::BadArgument,
+                "method {}: Hadamard blocks of {} do not divide this model's head_dim {}", method.name, block,
+                head_dim);
+  const bool needed =
+      whole || (method.transform == TransformKind::Calibrated && method.recipe != RotationRecipe::U);
+  if (!needed || has_hadamard(block)) return;
+  const std::string instead = method.transform == TransformKind::Calibrated ? method.name + ":rotation=u"
+                              : method.transform == TransformKind::Hadamard ? method.name + ":hadamard=16"
+                                                                            : "quarot2:hadamard=16";
+  throw_error(ErrorCode::BadArgument,
+              "method {}: no Hadamard matrix of order {} (this model's head_dim); orders: {}; use {}",
+              method.name, block, hadamard_orders(), instead);
 }
 
 }  // namespace
@@ -116,12 +220,15 @@ CacheSpec CacheSpec::parse(std::string_view method_text) {
 
 std::string CacheSpec::method_text() const {
   const Method& row = row_of(method.name).method;
-  KV2_CHECK(method.codec == row.codec && method.coder == row.coder && method.transform == row.transform,
-            "method {} differs from its row in codec, coder or transform", method.name);
+  KV2_CHECK(
+      family(method.k.codec) == family(row.k.codec) && family(method.v.codec) == family(row.v.codec) &&
+          method.coder == row.coder &&
+          (method.transform == TransformKind::Calibrated) == (row.transform == TransformKind::Calibrated),
+      "method {} differs from its row in codec, coder or transform", method.name);
   std::string text = method.name;
   for (const Parameter& p : method_parameters()) {
     if (!p.text || !takes(method, p)) continue;
-    if (const std::string value = p.text(method); value != p.text(row)) {
+    if (const std::string value = p.text(method); !value.empty() && value != p.text(row)) {
       text += fmt::format("{}{}={}", text.size() == method.name.size() ? ':' : ',', p.name, value);
     }
   }
@@ -130,8 +237,11 @@ std::string CacheSpec::method_text() const {
 
 std::string CacheSpec::describe() const {
   if (!method.quantized()) return fmt::format("{}: every token in bf16", method_text());
-  return fmt::format("{}: first {} and last {} tokens in bf16, 2-bit history between, {} prefill",
-                     method_text(), sink_tokens, recent_tokens, prefill_word(prefill));
+  const int k = method.k.bits, v = method.v.bits;
+  const std::string bits =
+      k == v ? fmt::format("{}-bit", k) : fmt::format("{}-bit keys and {}-bit values as", k, v);
+  return fmt::format("{}: first {} and last {} tokens in bf16, {} history between, {} prefill", method_text(),
+                     sink_tokens, recent_tokens, bits, prefill_word(prefill));
 }
 
 void CacheSpec::validate(int head_dim) const {
@@ -143,35 +253,12 @@ void CacheSpec::validate(int head_dim) const {
   validate_clip("clip-k", method.clip_k);
   validate_clip("clip-v", method.clip_v);
   validate_coder(method);
-  if (head_dim % 4 != 0 || head_dim > kMaxHeadDim) {
-    throw_error(
-        ErrorCode::BadArgument,
-        "method {} packs heads of a multiple of 4 up to {} channels, this model has head_dim {}; use bf16",
-        method.name, kMaxHeadDim, head_dim);
+  try {
+    for (const SideFormat& side : {method.k, method.v}) page_codec(side.codec).resolve(side, head_dim);
+  } catch (const Error& e) {
+    throw e.in(fmt::format("method {}", method.name));
   }
-  const int group = group_for(head_dim);
-  if (group < 4 || group % 4 != 0 || head_dim % group != 0) {
-    std::string fitting;
-    for (int g = 4; g <= head_dim; g += 4) {
-      if (head_dim % g == 0) fitting += fmt::format("{}{}", fitting.empty() ? "" : ", ", g);
-    }
-    throw_error(ErrorCode::BadArgument,
-                "method {}: group {} does not divide this model's head_dim {}; groups that do: {}",
-                method.name, group, head_dim, fitting);
-  }
-  const bool hadamard = method.transform == TransformKind::Hadamard ||
-                        (method.transform == TransformKind::Calibrated && method.recipe != RotationRecipe::U);
-  if (hadamard && !has_hadamard(head_dim)) {
-    throw_error(ErrorCode::BadArgument,
-                "method {}: no Hadamard matrix of order {} (this model's head_dim); orders: {}; use {}",
-                method.name, head_dim, hadamard_orders(),
-                method.transform == TransformKind::Calibrated ? method.name + ":rotation=u"
-                                                              : "naive2 or oscar2:rotation=u");
-  }
-}
-
-int CacheSpec::group_for(int head_dim) const {
-  return method.group > 0 ? method.group : default_group(head_dim);
+  validate_hadamard(method, head_dim);
 }
 
 uint64_t CacheSpec::hash() const {

@@ -40,7 +40,8 @@ TEST(Methods, RowsAreWhatTheirNamesSay) {
   EXPECT_FALSE(bf16.quantized());
   EXPECT_FALSE(bf16.needs_calibration());
   const Method naive = CacheSpec::parse("naive2").method;
-  EXPECT_EQ(naive.codec, CodecId::Int2);
+  EXPECT_EQ(naive.k, (SideFormat{.codec = CodecId::Affine, .bits = 2}));
+  EXPECT_EQ(naive.v, naive.k);
   EXPECT_EQ(naive.transform, TransformKind::Identity);
   EXPECT_EQ(naive.clip_k, 1.0f);
   EXPECT_FALSE(naive.needs_calibration());
@@ -58,13 +59,13 @@ TEST(Methods, RowsAreWhatTheirNamesSay) {
   EXPECT_EQ(CacheSpec::parse("oscar2").sink_tokens, 64);
   EXPECT_EQ(CacheSpec::parse("oscar2").recent_tokens, 256);
   const Method kv2 = CacheSpec::parse("kv2").method;
-  EXPECT_EQ(kv2.codec, CodecId::Int2);
+  EXPECT_EQ(kv2.k, naive.k);
   EXPECT_EQ(kv2.transform, TransformKind::Calibrated);
   EXPECT_EQ(kv2.coder_k(), CoderKind::Feedback);
   EXPECT_EQ(kv2.coder_v(), CoderKind::Feedback);
   EXPECT_TRUE(kv2.needs_calibration());
   EXPECT_EQ(oscar.coder_k(), CoderKind::Round);
-  ASSERT_EQ(methods().size(), 5u);
+  ASSERT_GE(methods().size(), 15u);
   EXPECT_EQ(methods()[0].name, "bf16");
   EXPECT_EQ(methods()[3].name, "oscar2");
   EXPECT_EQ(methods()[4].name, "kv2");
@@ -76,7 +77,8 @@ TEST(Methods, ParametersReachTheMethod) {
           .method;
   EXPECT_EQ(m.clip_k, 0.96f);
   EXPECT_EQ(m.clip_v, std::nullopt);
-  EXPECT_EQ(m.group, 32);
+  EXPECT_EQ(m.k.group, 32);
+  EXPECT_EQ(m.v.group, 32);
   EXPECT_EQ(m.recipe, RotationRecipe::U);
   EXPECT_EQ(m.sharing, RotationSharing::Layer);
   EXPECT_EQ(m.value_target, ValueTarget::EnergyWeighted);
@@ -113,6 +115,39 @@ TEST(Methods, CanonicalTextNamesOnlyWhatDiffers) {
             "kv2:share=layer,feedback=v,damp=0.5,steps=1,refit=0");
 }
 
+/// Bits, groups, offsets and overrides that the method takes.
+void change_formats(Method& m, std::mt19937& rng) {
+  const auto pick = [&](int n) { return static_cast<int>(rng() % n); };
+  const int bits[] = {1, 2, 3, 4, 8};
+  for (SideFormat* side : {&m.k, &m.v}) {
+    side->group = pick(2) ? 0 : 4 * (1 + pick(128));
+    const bool feedback = (side == &m.k ? m.coder_k() : m.coder_v()) == CoderKind::Feedback;
+    if (pick(2)) side->bits = bits[pick(feedback ? 4 : 5)];
+    if (side->codec == CodecId::Channel) {
+      side->norm = static_cast<TokenNorm>(pick(2));
+      side->kept = pick(9);
+      side->wide = pick(65);
+    }
+  }
+  const bool affine = m.k.codec == CodecId::Affine && m.v.codec == CodecId::Affine;
+  if (affine && pick(3) == 0)
+    m.k.offset = m.v.offset =
+        m.coder == CoderKind::Feedback || pick(2) ? OffsetKind::Centred : OffsetKind::Symmetric;
+  const bool two_bits = m.k.bits == 2 && m.v.bits == 2 && m.k.offset == OffsetKind::Stored;
+  if (m.range == RangeRule::LloydMax && !two_bits) m.range = RangeRule::MinMax;
+  if (m.coder_k() == CoderKind::Round && m.k.bits != 2 && !m.clip_k) m.clip_k = 1.0f;
+  if (m.coder_v() == CoderKind::Round && m.v.bits != 2 && !m.clip_v) m.clip_v = 1.0f;
+  if (m.k.codec != CodecId::Affine) m.clip_k = 1.0f;
+  if (m.v.codec != CodecId::Affine) m.clip_v = 1.0f;
+  for (int n = pick(3); n > 0; n--) {
+    LayerOverride o{.layers = {pick(30)}, .form = static_cast<LayerOverride::Form>(pick(3))};
+    if (pick(2)) o.layers.push_back(-1 - pick(30));
+    if (o.form != LayerOverride::Form::Bf16) o.bits_k = o.bits_v = bits[pick(4)];
+    if (o.form == LayerOverride::Form::Bits) o.bits_v = bits[pick(4)];
+    m.overrides.push_back(o);
+  }
+}
+
 TEST(Methods, TextReadsBackToTheSameSpec) {
   std::mt19937 rng(17);
   const auto pick = [&](int n) { return static_cast<int>(rng() % n); };
@@ -135,7 +170,7 @@ TEST(Methods, TextReadsBackToTheSameSpec) {
       }
       if (m.coder_k() == CoderKind::Round) m.clip_k = clip();
       if (m.coder_v() == CoderKind::Round) m.clip_v = clip();
-      m.group = pick(2) ? 0 : 4 * (1 + pick(128));
+      change_formats(m, rng);
     }
     if (m.transform == TransformKind::Calibrated) {
       m.recipe = static_cast<RotationRecipe>(pick(3));
@@ -153,11 +188,27 @@ TEST(Methods, TextReadsBackToTheSameSpec) {
 }
 
 TEST(Methods, RefusalsNameWhatIsAllowed) {
-  expect_has(parse_refusal("kivi2"),
-             {"unknown method 'kivi2'", "bf16 (", "naive2 (", "quarot2 (", "oscar2 (", "kv2 ("});
+  expect_has(parse_refusal("kivi"), {"unknown method 'kivi'", "bf16 (", "naive2 (", "quarot2 (", "oscar2 (",
+                                     "kv2 (", "kivi2 (", "tq3 ("});
   expect_has(parse_refusal(""), {"unknown method ''", "oscar2"});
   expect_has(parse_refusal("Oscar2"), {"unknown method 'Oscar2'"});
-  expect_has(parse_refusal("oscar2:bits=3"), {"unknown parameter 'bits'", "clip-k", "group", "target-v"});
+  expect_has(parse_refusal("oscar2:levels=3"), {"unknown parameter 'levels'", "clip-k", "group", "target-v"});
+  expect_has(parse_refusal("oscar2:bits=3"), {"clips are searched for 2 bits", "clip-k=off"});
+  for (const char* value : {"0", "5", "-1", "16", "x", ""}) {
+    expect_has(parse_refusal(std::string("naive2:bits-k=") + value), {"bits-k", "1, 2, 3, 4 or 8"});
+  }
+  for (const char* value :
+       {"", "0", "=int8", "0=int5", "0=", "0/=int8", "x=int8", "0=int8+", "0=k2", "0=k2v9", "+"}) {
+    expect_has(parse_refusal(std::string("naive2:layers=") + value), {"layers", "0/1/-1=int8"});
+  }
+  expect_has(parse_refusal("kv2:bits-k=8"), {"1 to 4 bits", "feedback=v"});
+  expect_has(parse_refusal("kv2:layers=0=k2v8"), {"1 to 4 bits", "int8 there"});
+  expect_has(parse_refusal("kivi2:clip-k=0.9"), {"unknown parameter 'clip-k'", "clip-v"});
+  expect_has(parse_refusal("naive2:range=lloyd,bits-k=3"), {"range=lloyd is for 2 bits"});
+  expect_has(parse_refusal("naive2:range=integer,offset=off"), {"without an offset"});
+  expect_has(parse_refusal("kv2:offset=symmetric"), {"on or off, not symmetric"});
+  expect_has(parse_refusal("int4:hadamard=off"), {"hadamard-of=k or v has no effect"});
+  expect_has(parse_refusal("tq2:hadamard=16"), {"'16' is no value of hadamard"});
   expect_has(parse_refusal("bf16:group=32"), {"unknown parameter 'group'", "bf16 takes none"});
   const std::string no_rotation = parse_refusal("quarot2:rotation=u");
   expect_has(no_rotation, {"unknown parameter 'rotation'", "parameters of quarot2: clip ("});
@@ -202,13 +253,44 @@ TEST(Methods, DefaultGroups) {
   const int expected[][2] = {{64, 64},   {80, 80},  {96, 96},   {112, 112},
                              {128, 128}, {192, 96}, {256, 128}, {512, 128}};
   for (const auto& [head_dim, group] : expected) {
-    EXPECT_EQ(spec.group_for(head_dim), group);
     EXPECT_NO_THROW(spec.validate(head_dim)) << head_dim;
-    EXPECT_EQ(
-        PageLayout::of(spec, {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = head_dim}).group,
-        group);
+    EXPECT_EQ(PageLayout::of(spec, {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = head_dim})
+                  .layer(1)
+                  .v.group,
+              group);
   }
-  EXPECT_EQ(CacheSpec::parse("oscar2:group=32").group_for(128), 32);
+}
+
+TEST(Methods, FormatsReachTheirLayers) {
+  const KvShape shape{.n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64};
+  const auto layout = [&](const char* text) { return PageLayout::of(CacheSpec::parse(text), shape); };
+  EXPECT_EQ(layout("kv2:bits-k=3").history_bits(), 3.0);
+  EXPECT_EQ(layout("kv2:bits-k=2,bits-v=1").history_bits(), 2.0);
+  EXPECT_EQ(layout("kv2:offset=off").history_bits(), 2.25);
+  EXPECT_EQ(layout("naive2:group-k=32,group-v=16").history_bits(), 3.5);
+  EXPECT_EQ(layout("kivi2").history_bits(), 3.0);
+  EXPECT_NEAR(layout("omni2").history_bits(), 3 + 32.0 / 128 / 2, 1e-12);
+  EXPECT_EQ(layout("tq3").history_bits(), 3.25);
+  EXPECT_EQ(layout("tq3:qjl=k").history_bits(), 3.375);
+  EXPECT_EQ(layout("int8").history_bits(), 8.5);
+  const PageLayout l = layout("kv2:layers=0/-1=int8+1=bf16+1/2=k3v2+4=bf16");
+  EXPECT_EQ(l.layer(0).k.bits, 8);
+  EXPECT_TRUE(l.layer(0).rounded);
+  EXPECT_EQ(l.layer(1).k.bits, 3) << "the later one wins";
+  EXPECT_EQ(l.layer(1).v.bits, 2);
+  EXPECT_FALSE(l.layer(2).rounded);
+  EXPECT_TRUE(l.layer(3).int2_heads());
+  EXPECT_EQ(l.layer(4).k.codec, CodecId::Bf16);
+  size_t end = 0;
+  for (int i = 0; i < 5; i++) {
+    EXPECT_GE(l.layer(i).offset, end);
+    EXPECT_EQ(l.layer(i).offset % 64, 0u);
+    end = l.layer(i).offset + l.layer(i).bytes();
+  }
+  EXPECT_EQ(l.packed_page_bytes(), (end + 63) / 64 * 64);
+  expect_has(refusal([&] { layout("naive2:layers=5=int8"); }), {"layers=5", "0 to 4"});
+  expect_has(refusal([&] { layout("naive2:layers=-6=int8"); }), {"layers=-6", "-1 to -5"});
+  for (const MethodInfo& m : methods()) EXPECT_NO_THROW(layout(m.name.c_str())) << m.name;
 }
 
 TEST(Methods, ValidateNamesWhatDoesNotFit) {
@@ -278,6 +360,22 @@ TEST(Methods, HashIsStableAndTellsSpecsApart) {
                            "kv2:refit=2",
                            "kv2:group=32",
                            "kv2:rotation=uh",
+                           "kv2:bits-k=3",
+                           "kv2:offset=off",
+                           "kv2:layers=0=int8",
+                           "kv2:layers=0=bf16",
+                           "naive2:offset=symmetric",
+                           "naive2:group-v=32",
+                           "quarot2:range=integer",
+                           "quarot2:hadamard=16",
+                           "kivi2",
+                           "kivi2:group-k=64",
+                           "omni2",
+                           "omni2:norm=off",
+                           "omni2:range=integer",
+                           "tq2",
+                           "tq2:norm-rule=plain",
+                           "tq2:qjl=both",
                            "kv2:centre=k",
                            "kv2:whiten=0.5"}) {
     CacheSpec spec = CacheSpec::parse(text);

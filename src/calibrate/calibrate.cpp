@@ -73,7 +73,7 @@ void search_clips(Model& model, std::span<const int32_t> held_out, int64_t windo
   const KvShape shape = model.config().kv_shape();
   const CacheSpec spec = CacheSpec::parse("oscar2");
   ClipSearch search(shape, fit_method(spec, shape, &calibration).transforms,
-                    {.ratios = ClipSearch::default_ratios(), .group = spec.group_for(shape.head_dim)}, team);
+                    {.ratios = ClipSearch::default_ratios(), .group = default_group(shape.head_dim)}, team);
   // A window must come in one forward; 512 tokens keep its n² small and still leave 448 keys behind the sink.
   const int rows = static_cast<int>(std::min<int64_t>({window, model.max_rows(), 512}));
   if (rows <= kPageTokens) {

@@ -11,6 +11,7 @@
 #include "cpu/attend_kernel.h"
 #include "cpu/head_page.h"
 #include "cpu/packed_kernel.h"
+#include "quant/page_codec.h"
 
 namespace kv2::cpu {
 
@@ -52,20 +53,21 @@ size_t coded_floats(const KvShape& shape) {
   return CodedQueries::floats(tile_rows(shape), {shape.head_dim, 16});
 }
 
-/// One worker's scratch: half a head page as floats, a tile's queries, their weights, two partials, coded
-/// queries.
+/// One worker's scratch: half a head page as floats, the same as rows (while keys of another format than int2
+/// are transposed), a tile's queries, their weights, two partials, coded queries.
 struct Worker {
-  float *half, *q, *weights, *run, *total, *coded;
+  float *half, *rows, *q, *weights, *run, *total, *coded;
 
   static size_t bytes(const KvShape& shape) {
     const size_t d = static_cast<size_t>(shape.head_dim), rows = static_cast<size_t>(tile_rows(shape));
     return sizeof(float) *
-           (kPageTokens * d + rows * (d + kPageTokens) + 2 * partial_floats(shape) + coded_floats(shape));
+           (2 * kPageTokens * d + rows * (d + kPageTokens) + 2 * partial_floats(shape) + coded_floats(shape));
   }
   Worker(float* memory, const KvShape& shape) {
     const size_t d = static_cast<size_t>(shape.head_dim), rows = static_cast<size_t>(tile_rows(shape));
     half = memory;
-    q = half + kPageTokens * d;
+    this->rows = half + kPageTokens * d;
+    q = this->rows + kPageTokens * d;
     weights = q + rows * d;
     run = weights + rows * kPageTokens;
     total = run + partial_floats(shape);
@@ -95,43 +97,56 @@ std::vector<QueryTile> cut_tiles(const AttendParams& p) {
 class PageReader {
  public:
   PageReader(const AttendParams& p, const QueryTile& tile, int page, int n_tokens)
-      : layout_{p.kv.layout.shape.head_dim, p.kv.layout.group}, n_tokens_(n_tokens) {
+      : layout_(p.kv.layout), layer_(p.layer), index_(page), kv_head_(tile.kv_head), n_tokens_(n_tokens) {
     const KvView& kv = p.kv;
-    packed_ = !tile.reads_full && kv.rule.packed(tile.query_page(), page);
-    const int32_t* slots = packed_ ? tile.sequence->packed_pages : tile.sequence->full_pages;
-    const std::byte* pool = packed_ ? kv.packed : kv.full;
-    KV2_CHECK(pool && slots && slots[page] >= 0, "{} page {} not held", packed_ ? "packed" : "full", page);
-    const size_t page_bytes = packed_ ? kv.layout.packed_page_bytes() : kv.layout.full_page_bytes();
-    head_page_ = pool + static_cast<size_t>(slots[page]) * page_bytes +
-                 (packed_ ? kv.layout.packed_offset(p.layer, tile.kv_head)
-                          : kv.layout.full_offset(p.layer, tile.kv_head));
+    if (!tile.reads_full && kv.rule.packed(tile.query_page(), page)) part_ = &layout_.layer(p.layer);
+    const bool packed = part_ != nullptr;
+    is_int2_ = packed && part_->int2_heads();
+    if (is_int2_) int2_ = layout_.int2(p.layer);
+    const int32_t* slots = packed ? tile.sequence->packed_pages : tile.sequence->full_pages;
+    const std::byte* pool = packed ? kv.packed : kv.full;
+    KV2_CHECK(pool && slots && slots[page] >= 0, "{} page {} not held", packed ? "packed" : "full", page);
+    const size_t page_bytes = packed ? kv.layout.packed_page_bytes() : kv.layout.full_page_bytes();
+    page_ = pool + static_cast<size_t>(slots[page]) * page_bytes;
+    if (full()) page_ += kv.layout.full_offset(p.layer, tile.kv_head);
+    if (is_int2_) page_ += kv.layout.packed_offset(p.layer, tile.kv_head);
   }
   /// Whether attention reads the codes as they are.
-  bool coded() const { return packed_ && reads_codes(layout_); }
-  bool full() const { return !packed_; }
-  const std::byte* head_page() const { return head_page_; }
+  bool coded() const { return is_int2_ && reads_codes(int2_); }
+  bool full() const { return part_ == nullptr; }
+  const std::byte* head_page() const { return page_; }
   /// A head page is 40 lines or more at an address that no hardware prefetcher foresees: asked for one page
   /// ahead. 30 layers at 7,424 tokens on one Zen 4 core: 9.5 ms without, 7.9 ms with (November 2026).
   void prefetch() const {
-    const size_t bytes =
-        packed_ ? layout_.bytes() : size_t{4} * kPageTokens * static_cast<size_t>(layout_.head_dim);
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(head_page_ + at);
+    if (!full() && !is_int2_) return;  // decoding costs far more than the lines it reads
+    const size_t bytes = is_int2_ ? int2_.bytes() : layout_.full_head_bytes();
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(page_ + at);
     asm volatile("");  // else GCC 12 takes this function for pure and drops its calls
   }
-  void keys(float* to) const {
-    packed_ ? expand_packed_keys(head_page_, layout_, to)
-            : expand_full_keys(head_page_, layout_.head_dim, n_tokens_, to);
+  /// keys [d][64]; rows: scratch of as much again.
+  void keys(float* to, float* rows) const {
+    const int d = layout_.shape.head_dim;
+    if (full()) return expand_full_keys(page_, d, n_tokens_, to);
+    if (is_int2_) return expand_packed_keys(page_, int2_, to);
+    page_codec(part_->k.codec)
+        .decode(layout_.k_side(layer_, index_), page_ + part_->k_offset(), kv_head_, rows);
+    for (int t = 0; t < kPageTokens; t++)
+      for (int c = 0; c < d; c++) to[c * kPageTokens + t] = rows[t * d + c];
   }
   void values(float* to) const {
-    packed_ ? expand_packed_values(head_page_, layout_, to)
-            : expand_full_values(head_page_, layout_.head_dim, n_tokens_, to);
+    if (full()) return expand_full_values(page_, layout_.shape.head_dim, n_tokens_, to);
+    if (is_int2_) return expand_packed_values(page_, int2_, to);
+    page_codec(part_->v.codec)
+        .decode(layout_.v_side(layer_, index_), page_ + part_->v_offset(), kv_head_, to);
   }
 
  private:
-  const std::byte* head_page_;
-  Int2Layout layout_;
-  int n_tokens_;
-  bool packed_;
+  const PageLayout& layout_;
+  const std::byte* page_;  // of the head where a head page is one piece, else the whole packed page
+  const LayerLayout* part_ = nullptr;  // of a packed page
+  Int2Layout int2_{};
+  int layer_, index_, kv_head_, n_tokens_;
+  bool is_int2_;
 };
 
 /// Offset of a query's heads in q and out; its q_per_kv rows follow each other.
@@ -147,8 +162,11 @@ void gather_queries(const AttendParams& p, const QueryTile& tile, float* q) {
     std::memcpy(q + i * n, p.q + row_offset(p, tile, i), n * sizeof(float));
 }
 
-Int2Layout int2_layout(const AttendParams& p) {
-  return {p.kv.layout.shape.head_dim, p.kv.layout.group};
+/// Of layers whose codes attention reads as they are; else empty.
+Int2Layout coded_layout(const AttendParams& p) {
+  const PageLayout& layout = p.kv.layout;
+  if (!p.kv.rule.quantized || !layout.packs() || !layout.layer(p.layer).int2_heads()) return {};
+  return reads_codes(layout.int2(p.layer)) ? layout.int2(p.layer) : Int2Layout{};
 }
 TileView tile_view(const AttendParams& p, const QueryTile& tile, const Worker& worker) {
   const KvShape& s = p.kv.layout.shape;
@@ -158,8 +176,8 @@ TileView tile_view(const AttendParams& p, const QueryTile& tile, const Worker& w
 /// The tile's queries into worker.q, and coded where pages will be read in codes.
 void take_queries(const AttendParams& p, const QueryTile& tile, const Worker& worker) {
   gather_queries(p, tile, worker.q);
-  const Int2Layout layout = int2_layout(p);
-  if (p.kv.rule.quantized && !tile.reads_full && reads_codes(layout)) {
+  const Int2Layout layout = coded_layout(p);
+  if (layout.head_dim > 0 && !tile.reads_full) {
     const TileView view = tile_view(p, tile, worker);
     code_queries(view, layout, CodedQueries::at(worker.coded, view.n_rows, layout));
   }
@@ -172,7 +190,7 @@ void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Wor
   const int last_page = tile.query_page(), first = run * kRunPages,
             end = std::min(first + kRunPages, last_page + 1);
   const TileView view = tile_view(p, tile, worker);
-  const Int2Layout layout = int2_layout(p);
+  const Int2Layout layout = coded_layout(p);
   for (int page = first; page < end; page++) {
     const int first_token = static_cast<int>(tile.first_pos % kPageTokens);
     const bool own = page == last_page;  // the queries' own page: each reads up to itself
@@ -188,7 +206,7 @@ void attend_run(const AttendParams& p, const QueryTile& tile, int run, const Wor
       attend_full(view, reads, reader.head_page(), partial);
       continue;
     }
-    reader.keys(worker.half);
+    reader.keys(worker.half, worker.rows);
     attend_keys(view, reads, worker.half, partial);
     reader.values(worker.half);
     attend_values(view, reads, worker.half, partial);

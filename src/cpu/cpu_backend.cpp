@@ -66,7 +66,8 @@ class CpuBackend final : public Backend {
   size_t scratch_bytes(int n_rows, int max_width, const KvShape& shape) const override {
     const size_t d = static_cast<size_t>(shape.head_dim);
     return linears_.scratch_bytes(n_rows, max_width) + Attention::scratch_bytes(team_.size(), shape) +
-           static_cast<size_t>(team_.size()) * head_op_scratch(shape.head_dim) +
+           static_cast<size_t>(team_.size()) *
+               std::max(head_op_scratch(shape.head_dim), codec_scratch(shape)) +
            static_cast<size_t>(n_rows) * (d * 4 + 8);
   }
 

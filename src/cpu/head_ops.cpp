@@ -9,6 +9,7 @@
 #include "cpu/elementwise.h"
 #include "cpu/head_page.h"
 #include "quant/int2/encode_head.h"
+#include "quant/page_codec.h"
 
 namespace kv2::cpu {
 
@@ -16,6 +17,10 @@ namespace kv2::cpu {
 size_t head_op_scratch(int head_dim) {
   const size_t d = static_cast<size_t>(head_dim);
   return std::max(sizeof(float) * (d * d + 12 * d), sizeof(bf16) * 2 * kPageTokens * d);
+}
+
+size_t codec_scratch(const KvShape& shape) {
+  return sizeof(bf16) * kPageTokens * static_cast<size_t>(shape.head_dim) * shape.n_kv_heads;
 }
 
 void transform(ThreadTeam& team, WorkerScratch& scratch, const TransformParams& p) {
@@ -95,33 +100,59 @@ void append(ThreadTeam& team, const AppendParams& p) {
     team.run(n, write);
 }
 
+namespace {
+
+/// K and V of all heads of one page through their codecs: K's rows, transposed back, in scratch.
+void demote_sides(const DemoteParams& p, const Demotion& page, bf16* scratch) {
+  const KvShape& shape = p.kv.layout.shape;
+  const LayerLayout& part = p.kv.layout.layer(p.layer);
+  const size_t head = static_cast<size_t>(kPageTokens) * shape.head_dim;
+  const std::byte* full = p.kv.full + static_cast<size_t>(page.full_page) * p.kv.layout.full_page_bytes() +
+                          p.kv.layout.full_offset(p.layer, 0);
+  std::byte* packed = p.kv.packed + static_cast<size_t>(page.packed_page) * p.kv.layout.packed_page_bytes();
+  for (int h = 0; h < shape.n_kv_heads; h++)
+    transpose_keys(full + h * p.kv.layout.full_head_bytes(), shape.head_dim, scratch + h * head);
+  page_codec(part.k.codec)
+      .encode(p.kv.layout.k_side(p.layer, page.page), {scratch, head}, p.k, packed + part.k_offset());
+  const bf16* values = reinterpret_cast<const bf16*>(full) + head;
+  page_codec(part.v.codec)
+      .encode(p.kv.layout.v_side(p.layer, page.page), {values, 2 * head}, p.v, packed + part.v_offset());
+}
+
+void demote_int2(const DemoteParams& p, const Demotion& page, int head, bf16* keys) {
+  const int d = p.kv.layout.shape.head_dim;
+  const Int2Layout layout = p.kv.layout.int2(p.layer);
+  const std::byte* full = p.kv.full + static_cast<size_t>(page.full_page) * p.kv.layout.full_page_bytes() +
+                          p.kv.layout.full_offset(p.layer, head);
+  std::byte* packed = p.kv.packed + static_cast<size_t>(page.packed_page) * p.kv.layout.packed_page_bytes() +
+                      p.kv.layout.packed_offset(p.layer, head);
+  auto* canonical = reinterpret_cast<std::byte*>(keys + static_cast<size_t>(kPageTokens) * d);
+  const auto codes = [&](size_t at) { return reinterpret_cast<uint8_t*>(canonical + at); };
+  const auto params = [&](size_t at) { return reinterpret_cast<fp16*>(canonical + at); };
+  transpose_keys(full, d, keys);
+  const auto* values = reinterpret_cast<const bf16*>(full) + static_cast<size_t>(kPageTokens) * d;
+  int2::encode_head(keys, static_cast<size_t>(d), d, p.k, head, codes(layout.k_codes()),
+                    params(layout.k_params()));
+  int2::encode_head(values, static_cast<size_t>(d), d, p.v, head, codes(layout.v_codes()),
+                    params(layout.v_params()));
+  import_packed(packed, layout, canonical);
+}
+
+}  // namespace
+
 void demote(ThreadTeam& team, WorkerScratch& scratch, const DemoteParams& p) {
   const KvShape& shape = p.kv.layout.shape;
-  const int d = shape.head_dim;
-  const Int2Layout layout{d, p.kv.layout.group};
-  KV2_CHECK(p.kv.layout.codec == CodecId::Int2, "demote needs a codec");
-  KV2_CHECK(p.k.group == layout.group && p.v.group == layout.group, "coder and layout differ in group");
-  scratch.grow(head_op_scratch(d));
-  team.run(static_cast<int64_t>(p.pages.size()) * shape.n_kv_heads, [&](int64_t i, int worker) {
-    const Demotion& page = p.pages[static_cast<size_t>(i / shape.n_kv_heads)];
-    const int head = static_cast<int>(i % shape.n_kv_heads);
+  KV2_CHECK(p.kv.layout.packs(), "demote needs a codec");
+  const LayerLayout& part = p.kv.layout.layer(p.layer);
+  KV2_CHECK(p.k.group == part.k.group && p.v.group == part.v.group, "coder and layout differ in group");
+  const bool by_head = part.int2_heads();  // other codecs take all heads of a page at once
+  scratch.grow(by_head ? head_op_scratch(shape.head_dim) : codec_scratch(shape));
+  const int n_parts = by_head ? shape.n_kv_heads : 1;
+  team.run(static_cast<int64_t>(p.pages.size()) * n_parts, [&](int64_t i, int worker) {
+    const Demotion& page = p.pages[static_cast<size_t>(i / n_parts)];
     KV2_CHECK(page.full_page >= 0 && page.packed_page >= 0, "a page to demote is not held");
-    const std::byte* full = p.kv.full + static_cast<size_t>(page.full_page) * p.kv.layout.full_page_bytes() +
-                            p.kv.layout.full_offset(p.layer, head);
-    std::byte* packed = p.kv.packed +
-                        static_cast<size_t>(page.packed_page) * p.kv.layout.packed_page_bytes() +
-                        p.kv.layout.packed_offset(p.layer, head);
-    bf16* keys = scratch.of<bf16>(worker);
-    auto* canonical = reinterpret_cast<std::byte*>(keys + static_cast<size_t>(kPageTokens) * d);
-    const auto codes = [&](size_t at) { return reinterpret_cast<uint8_t*>(canonical + at); };
-    const auto params = [&](size_t at) { return reinterpret_cast<fp16*>(canonical + at); };
-    transpose_keys(full, d, keys);
-    const auto* values = reinterpret_cast<const bf16*>(full) + static_cast<size_t>(kPageTokens) * d;
-    int2::encode_head(keys, static_cast<size_t>(d), d, p.k, head, codes(layout.k_codes()),
-                      params(layout.k_params()));
-    int2::encode_head(values, static_cast<size_t>(d), d, p.v, head, codes(layout.v_codes()),
-                      params(layout.v_params()));
-    import_packed(packed, layout, canonical);
+    bf16* memory = scratch.of<bf16>(worker);
+    by_head ? demote_int2(p, page, static_cast<int>(i % n_parts), memory) : demote_sides(p, page, memory);
   });
 }
 

@@ -13,6 +13,8 @@ namespace kv2::cpu {
 
 /// Bytes of scratch per worker for these ops.
 size_t head_op_scratch(int head_dim);
+/// The same for demoting to another format than int2: K's rows of all heads of a page.
+size_t codec_scratch(const KvShape& shape);
 
 void transform(ThreadTeam& team, WorkerScratch& scratch, const TransformParams& p);
 void append(ThreadTeam& team, const AppendParams& p);

@@ -15,6 +15,7 @@
 #include "cuda/kernels.h"
 #include "cuda/linear.h"
 #include "cuda/page_order.h"
+#include "quant/page_codec.h"
 
 namespace kv2 {
 namespace cuda {
@@ -139,6 +140,18 @@ class CudaBackend final : public Backend {
                             cudaMemcpyDeviceToDevice, stream_),
           "copy_rows");
   }
+  void require_formats(const PageLayout& layout) const override {
+    if (!layout.packs()) return;
+    for (int l = 0; l < layout.shape.n_layers; l++) {
+      const LayerLayout& part = layout.layer(l);
+      if (part.int2_heads()) continue;
+      throw_error(ErrorCode::Unsupported,
+                  "layer {} is stored as K {} and V {}, for which there are no CUDA kernels; they read 2 "
+                  "bits with an "
+                  "offset on both sides in every layer (naive2, quarot2, oscar2, kv2); use --device cpu",
+                  l, kv2::describe(part.k), kv2::describe(part.v));
+    }
+  }
   void sync() override { check(cudaStreamSynchronize(stream_), "an op enqueued before"); }
 
   std::unique_ptr<Linear> make_linear(const LinearSource& source) override {
@@ -202,15 +215,15 @@ class CudaBackend final : public Backend {
   void demote(const DemoteParams& p) override {
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
-    KV2_CHECK(p.kv.layout.codec == CodecId::Int2, "demote needs a codec");
-    KV2_CHECK(p.k.group == p.kv.layout.group && p.v.group == p.kv.layout.group,
-              "coder and layout differ in group");
+    KV2_CHECK(p.kv.layout.packs(), "demote needs a codec");
+    const Int2Layout layout = p.kv.layout.int2(p.layer);
+    KV2_CHECK(p.k.group == layout.group && p.v.group == layout.group, "coder and layout differ in group");
     if (p.pages.empty()) return;
     std::vector<DemotePage> pages;
     for (const Demotion& d : p.pages) pages.push_back({d.full_page, d.packed_page});
     const auto* device = staging_.put(Staging::Key::Demote, std::span<const DemotePage>(pages));
     const Pool full = full_pool(p.kv, p.layer), packed = packed_pool(p.kv, p.layer);
-    const int n = static_cast<int>(pages.size()), d = shape.head_dim, group = p.kv.layout.group;
+    const int n = static_cast<int>(pages.size()), d = shape.head_dim, group = layout.group;
     const bool round_k = p.k.kind == CoderKind::Round, round_v = p.v.kind == CoderKind::Round;
     if (round_k || round_v)
       launch_demote(full, packed, device, n, shape.n_kv_heads, d, group, p.k.clip_index, p.v.clip_index,
@@ -225,8 +238,8 @@ class CudaBackend final : public Backend {
   void attend(const AttendParams& p) override {
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
-    const bool reads_packed = p.kv.rule.quantized && p.kv.layout.codec != CodecId::None;
-    const int group = reads_packed ? p.kv.layout.group : shape.head_dim;
+    const bool reads_packed = p.kv.rule.quantized && p.kv.layout.packs();
+    const int group = reads_packed ? p.kv.layout.int2(p.layer).group : shape.head_dim;
     const bool fast = attend_has(shape.head_dim) && fragments_packed(shape.head_dim, group);
     const bool one_each = std::all_of(p.sequences.begin(), p.sequences.end(),
                                       [](const SequenceView& s) { return s.n_rows <= 1; });
@@ -292,9 +305,9 @@ class CudaBackend final : public Backend {
             kv.layout.full_head_bytes()};
   }
   static Pool packed_pool(const KvView& kv, int layer) {
-    if (kv.layout.codec == CodecId::None) return {};
+    if (!kv.layout.packs()) return {};
     return {kv.packed + kv.layout.packed_offset(layer, 0), kv.layout.packed_page_bytes(),
-            kv.layout.packed_head_bytes()};
+            kv.layout.packed_head_bytes(layer)};
   }
   uint32_t* arrivals(size_t n) {
     const size_t before = arrivals_.bytes();

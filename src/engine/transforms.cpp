@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "quant/feedback/factors.h"
+#include "quant/gauss/allocate.h"
 #include "quant/rotation.h"
 
 namespace kv2 {
@@ -79,18 +80,19 @@ Transform key_transform(const LayerCalibration& c, int layer, const Method& meth
 }
 
 /// What the coder `feedback` needs: queries read keys, so their metric is C_Q; W_o reads values.
-LayerFactors factors(const LayerCalibration& c, int layer, const CacheSpec& spec, const LayerTransforms& t,
-                     const KvShape& shape) {
-  const Method& m = spec.method;
-  const int group = spec.group_for(shape.head_dim);
+LayerFactors factors(const LayerCalibration& c, int layer, const Method& m, const LayerTransforms& t,
+                     const PageLayout& layout) {
+  const KvShape& shape = layout.shape;
+  const LayerLayout& part = layout.layer(layer);
   LayerFactors out;
+  if (part.rounded) return out;
   if (m.coder_k() == CoderKind::Feedback) {
     check_size(c.c_q, "c_q", layer, shape);
-    out.k = fit_feedback(c.c_q, t.k, group, m.damp);
+    out.k = fit_feedback(c.c_q, t.k, part.k.group, m.damp);
   }
   if (m.coder_v() == CoderKind::Feedback) {
     check_size(c.metric_v, "metric_v", layer, shape);
-    out.v = fit_feedback(c.metric_v, t.v, group, m.damp);
+    out.v = fit_feedback(c.metric_v, t.v, part.v.group, m.damp);
   }
   return out;
 }
@@ -99,10 +101,32 @@ LayerTransforms transforms(const LayerCalibration* c, int layer, const Method& m
   if (method.transform == TransformKind::Calibrated)
     return {key_transform(*c, layer, method, shape),
             rotation(value_statistic(*c, method.value_target), "the value statistic", layer, method, shape)};
-  const Transform same = method.transform == TransformKind::Hadamard
-                             ? hadamard_transform(shape.n_kv_heads, shape.head_dim)
-                             : identity_transform(shape.n_kv_heads, shape.head_dim);
-  return {same, same};
+  const Transform none = identity_transform(shape.n_kv_heads, shape.head_dim);
+  if (method.transform == TransformKind::Identity) return {none, none};
+  const Transform h = method.transform == TransformKind::SignedHadamard
+                          ? signed_hadamard_transform(shape.n_kv_heads, shape.head_dim)
+                          : hadamard_transform(shape.n_kv_heads, shape.head_dim, method.hadamard_block);
+  const TransformSides sides = method.transform_sides;
+  return {sides == TransformSides::Values ? none : h, sides == TransformSides::Keys ? none : h};
+}
+
+}  // namespace
+
+namespace {
+
+/// Bits and spreads of the channels of every KV head, from the energy of keys.
+std::vector<float> key_tables(const LayerCalibration& c, int layer, const PageLayout& layout) {
+  const KvShape& shape = layout.shape;
+  check_size(c.k_cov, "k_cov", layer, shape);
+  if (layout.layer(layer).k.codec != CodecId::RopeBlocks) return {};
+  const size_t d = static_cast<size_t>(shape.head_dim);
+  std::vector<float> out, energies(d);
+  for (size_t h = 0; h < static_cast<size_t>(shape.n_kv_heads); h++) {
+    for (size_t i = 0; i < d; i++) energies[i] = c.k_cov[(h * d + i) * d + i];
+    const std::vector<float> head = gauss::rope_block_tables(energies, layout.layer(layer).k.bits);
+    out.insert(out.end(), head.begin(), head.end());
+  }
+  return out;
 }
 
 }  // namespace
@@ -112,10 +136,12 @@ FittedMethod fit_method(const CacheSpec& spec, const KvShape& shape, const Calib
   FittedMethod out;
   if (!method.quantized()) return out;
   if (method.needs_calibration()) check_calibration(spec, shape, calibration);
+  const PageLayout layout = PageLayout::of(spec, shape);
   for (int i = 0; i < shape.n_layers; i++) {
     const LayerCalibration* layer = method.needs_calibration() ? &calibration->layers[i] : nullptr;
     const LayerTransforms t = transforms(layer, i, method, shape);
-    if (method.coder == CoderKind::Feedback) out.factors.push_back(factors(*layer, i, spec, t, shape));
+    if (method.k.codec == CodecId::RopeBlocks) out.k_tables.push_back(key_tables(*layer, i, layout));
+    if (method.coder == CoderKind::Feedback) out.factors.push_back(factors(*layer, i, method, t, layout));
     if (method.transform != TransformKind::Identity) out.transforms.push_back(t);
     out.clips.emplace_back(method.clip_k ? *method.clip_k : layer->clip_k,
                            method.clip_v ? *method.clip_v : layer->clip_v);

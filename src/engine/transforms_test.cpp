@@ -108,7 +108,7 @@ TEST(FitMethod, Kv2CodesKeysUnderTheQueriesAndValuesUnderTheOutputProjection) {
     const auto& layer = calibration.layers[1];
     EXPECT_EQ(f.transforms[1].k.encode, encode_of(layer.c_q, spec.method));
     EXPECT_EQ(f.transforms[1].v.encode, encode_of(layer.c_s, spec.method));
-    const int group = spec.group_for(16);
+    const int group = spec.method.k.group ? spec.method.k.group : 16;
     const FeedbackFactors k = fit_feedback(layer.c_q, f.transforms[1].k, group, spec.method.damp);
     const FeedbackFactors v = fit_feedback(layer.metric_v, f.transforms[1].v, group, spec.method.damp);
     expect_factors(f.factors[1].k, spec.method.coder_k() == CoderKind::Feedback ? k : FeedbackFactors{});

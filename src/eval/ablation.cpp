@@ -36,7 +36,7 @@ Table recipes(const char* title, const char* text, bool clip, int group) {
   const auto row = [&](const char* label, const char* base, RotationRecipe recipe) {
     CacheSpec spec = method(base);
     spec.method.clip_k = spec.method.clip_v = ratio;
-    spec.method.group = group;
+    spec.method.k.group = spec.method.v.group = group;
     spec.method.recipe = recipe;
     return Row{label, spec};
   };

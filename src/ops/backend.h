@@ -82,6 +82,8 @@ class Backend {
            row_bytes);
   }
   virtual void sync() = 0;
+  /// Throws Unsupported where this backend cannot code and read pages of this layout, listing what it can.
+  virtual void require_formats(const PageLayout& layout) const { static_cast<void>(layout); }
 
   /// Whether make_linear takes LinearSource::coded and keeps the weights in it.
   virtual bool multiplies_codes() const { return false; }
@@ -105,8 +107,8 @@ class Backend {
   virtual void attend(const AttendParams& p) = 0;
   virtual void swiglu(const SwigluParams& p) = 0;
 
-  // The private layout of a head page against the canonical one (docs/page-format.md), host memory on the
-  // right.
+  // The private layout of a full head page, and of a packed one of int2, against the canonical one
+  // (docs/page-format.md), host memory on the right. Packed parts of other formats are canonical everywhere.
   virtual void export_full(const void* head_page, int head_dim, std::span<std::byte> canonical) = 0;
   virtual void import_full(void* head_page, int head_dim, std::span<const std::byte> canonical) = 0;
   virtual void export_packed(const void* head_page, const Int2Layout& layout,

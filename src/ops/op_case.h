@@ -40,6 +40,7 @@ struct OpCase {
   /// Relative error of a row of a bf16 backend against the f32 reference; 0: not compared. Only linears round
   /// inputs.
   double bf16_bound = 0;
+  bool other_format = false;    // packed pages in another format than int2, which only some backends have
   double bytes = 0, flops = 0;  // least memory traffic and arithmetic of one run
   std::function<OpRun(Backend&)> prepare;
 };
@@ -72,6 +73,7 @@ struct InvarianceCase {
     std::function<OpOutput(Backend&)> compute;
   };
   std::string op, name;
+  bool other_format = false;  // as in OpCase
   std::vector<Way> ways;
 };
 

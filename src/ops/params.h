@@ -103,6 +103,7 @@ struct AppendParams {
 
 struct Demotion {
   int32_t full_page, packed_page;  // slots
+  int32_t page = 0;                // of the sequence: its first position ÷ 64
 };
 
 /// Codes all 64 rows of each full page into its packed page, one layer.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Coder: how a vector's codes, scale and offset are chosen. A codec (quant/int2) says how they are stored.
-// `round`: clip to an order statistic of |x| over the head's vector, then per group of channels min/max and
-// nearest codes. `feedback`: codes under the metric of whoever reads the vector, each channel taking up the
-// error of those before it (quant/feedback). The arithmetic of both is a specification in fp32
-// (docs/page-format.md): codes are bit-identical on every backend.
+// Coder: how a vector's codes, scale and offset are chosen. A codec (quant/page_codec.h, quant/int2) says how
+// they are stored. `round`: clip to an order statistic of |x| over the head's vector, then per group of
+// channels min/max and nearest codes. `feedback`: codes under the metric of whoever reads the vector, each
+// channel taking up the error of those before it (quant/feedback). The arithmetic of both is a specification
+// in fp32 (docs/page-format.md): codes are bit-identical on every backend.
 #pragma once
 
 #include <algorithm>
@@ -40,6 +40,8 @@ struct Coder {
   int group = 0;  // channels that share one scale and offset; divides head_dim
   // Of `round`: index into ascending |x| of the threshold; -1: no clip. See clip_index().
   int clip_index = -1;
+  RangeRule range = RangeRule::MinMax;
+  NormRule norm_rule = NormRule::Corrected;
   // Of `feedback`.
   FeedbackTables tables;
   FeedbackSearch search;

@@ -14,7 +14,8 @@ namespace kv2 {
 namespace {
 
 CacheSpec int2_spec(int group) {
-  return {.method = {.name = "naive2", .codec = CodecId::Int2, .group = group}};
+  const SideFormat side{.codec = CodecId::Affine, .bits = 2, .group = group};
+  return {.method = {.name = "naive2", .k = side, .v = side}};
 }
 
 TEST(PageLayout, BitsPerElementAreTheDocumentedOnes) {
@@ -32,7 +33,7 @@ TEST(PageLayout, BitsPerElementAreTheDocumentedOnes) {
     const KvShape shape{.n_layers = 3, .n_heads = 8, .n_kv_heads = 2, .head_dim = c.head_dim};
     const PageLayout layout = PageLayout::of(int2_spec(c.group), shape);
     EXPECT_NEAR(layout.history_bits(), c.bits, 1e-12) << c.head_dim;
-    EXPECT_EQ(layout.packed_head_bytes(), c.bytes) << c.head_dim;
+    EXPECT_EQ(layout.packed_head_bytes(0), c.bytes) << c.head_dim;
     EXPECT_EQ(layout.packed_page_bytes(), 6 * c.bytes);
     EXPECT_EQ(layout.full_page_bytes(), static_cast<size_t>(6) * 2 * 2 * kPageTokens * c.head_dim);
     EXPECT_EQ(layout.page_elements(), static_cast<size_t>(6) * 2 * kPageTokens * c.head_dim);
@@ -51,7 +52,7 @@ TEST(PageLayout, HeadPagesTileThePage) {
       EXPECT_EQ(layout.full_offset(layer, head), full);
       EXPECT_EQ(layout.packed_offset(layer, head), packed);
       full += layout.full_head_bytes();
-      packed += layout.packed_head_bytes();
+      packed += layout.packed_head_bytes(0);
     }
   }
   EXPECT_EQ(full, layout.full_page_bytes());

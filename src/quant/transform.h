@@ -26,5 +26,10 @@ Transform identity_transform(int n_kv_heads, int head_dim);
 /// The normalised Hadamard matrix of order head_dim on every KV head. Orders: m·2^n with m in {1, 12, 20,
 /// 28}; others throw Unsupported listing these.
 Transform hadamard_transform(int n_kv_heads, int head_dim);
+/// Block-diagonal: blocks of `block` channels, which divides head_dim; 0: one block.
+Transform hadamard_transform(int n_kv_heads, int head_dim, int block);
+/// x·diag(signs)·H with one fixed sequence of random signs for all heads and models (TurboQuant's practical
+/// form).
+Transform signed_hadamard_transform(int n_kv_heads, int head_dim);
 
 }  // namespace kv2

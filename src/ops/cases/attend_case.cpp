@@ -45,6 +45,7 @@ OpCase AttendCase::build() const {
   for (const Segment& s : segments) n_rows += s.n_rows;
   OpCase c{.op = "attend", .name = fmt::format("{} rows={}", full_name(), n_rows)};
   c.bound = bound();
+  c.other_format = world.k.codec != CodecId::None;
   const double token_bytes = world.layout().history_bits() / 8 * 2 * shape.n_kv_heads * shape.head_dim;
   for (const Segment& s : segments) {
     c.bytes += token_bytes * static_cast<double>(s.first_pos + s.n_rows) + 8.0 * s.n_rows * row_values();

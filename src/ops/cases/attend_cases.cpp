@@ -117,10 +117,22 @@ void add_special(std::vector<OpCase>& all) {
   all.push_back(AttendCase{"long chunk", world_of(1, 2, 64, 1, 4, {2600}), {{0, 2530, 70}}}.build());
 }
 
+/// Pages in other formats than int2.
+void add_formats(std::vector<OpCase>& all) {
+  for (const FormatCase& f : other_formats(96)) {
+    AttendCase c{f.name, world_of(3, 2, 96, 1, 1, ragged_tokens()), ragged_segments()};
+    c.world.k = f.k, c.world.v = f.v;
+    all.push_back(c.build());
+  }
+}
+
 /// The same queries in chunks, alone, in batches; from first_pos of each sequence on, where the pages before
 /// are there.
 InvarianceCase in_all_ways(const AttendCase& attend, const std::vector<int64_t>& first_pos) {
-  InvarianceCase c{.op = "attend", .name = attend.full_name(), .ways = {}};
+  InvarianceCase c{.op = "attend",
+                   .name = attend.full_name(),
+                   .other_format = attend.world.k.codec != CodecId::None,
+                   .ways = {}};
   std::vector<int64_t> lengths = attend.world.n_tokens;
   for (size_t s = 0; s < lengths.size(); s++) lengths[s] -= first_pos[s];
   const auto inputs = std::make_shared<AttendInputs>();  // made by the first way that runs
@@ -152,6 +164,7 @@ std::vector<OpCase> attend_cases() {
   add_lengths(all);
   add_shapes(all);
   add_special(all);
+  add_formats(all);
   return all;
 }
 
@@ -168,6 +181,11 @@ std::vector<InvarianceCase> attend_invariance() {
   bf16.world.group = 0;
   bf16.world.rule.quantized = false;
   add(bf16);
+  for (const FormatCase& f : other_formats(64)) {
+    AttendCase other{f.name, world_of(2, 2, 64, 1, 1, {330, 1, 129}), {}};
+    other.world.k = f.k, other.world.v = f.v;
+    all.push_back(in_all_ways(other, std::vector<int64_t>(3, 0)));
+  }
   // long enough for runs of pages to be merged
   const AttendCase deep{"the ends of long sequences", world_of(1, 2, 64, 1, 4, {4300, 1100, 2049, 3}), {}};
   all.push_back(in_all_ways(deep, {4130, 1010, 2046, 0}));

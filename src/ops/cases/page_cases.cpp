@@ -116,12 +116,14 @@ struct DemoteCase {
   float clip_k, clip_v;
   bool hard_rows;
   Side feedback = Side::Neither;  // what the coder `feedback` codes; `round` the rest
+  FormatCase format = {};         // with a name: other formats than int2
 
   OpCase build() const {
-    OpCase c{
-        .op = "demote",
-        .name = fmt::format("pages={} kv={} d={} group={} clips={}/{}{}{}", n_pages, n_kv_heads, head_dim,
-                            group, clip_k, clip_v, hard_rows ? " hard rows" : "", feedback_name())};
+    OpCase c{.op = "demote",
+             .name = fmt::format("pages={} kv={} d={} group={} clips={}/{}{}{} {}", n_pages, n_kv_heads,
+                                 head_dim, group, clip_k, clip_v, hard_rows ? " hard rows" : "",
+                                 feedback_name(), format.name),
+             .other_format = !format.name.empty()};
     const WorldSpec spec{.shape = {2, n_kv_heads, n_kv_heads, head_dim},
                          .layer = 1,
                          .group = group,
@@ -131,9 +133,11 @@ struct DemoteCase {
                          .clip_k = clip_k,
                          .clip_v = clip_v,
                          .stale_nan = false,
-                         .seed = static_cast<uint64_t>(head_dim + n_pages)};
-    c.bytes = n_pages * n_kv_heads *
-              (4.0 * kPageTokens * head_dim + static_cast<double>(Int2Layout{head_dim, group}.bytes()));
+                         .seed = static_cast<uint64_t>(head_dim + n_pages),
+                         .k = format.k,
+                         .v = format.v};
+    c.bytes = n_pages * (4.0 * kPageTokens * head_dim * n_kv_heads +
+                         static_cast<double>(spec.layout().layer(spec.layer).bytes()));
     c.prepare = [spec, *this](Backend& backend) {
       const auto world = std::make_shared<const PageWorld>(spec);
       const auto pages = std::make_shared<const DevicePages>(backend, world);
@@ -150,10 +154,14 @@ struct DemoteCase {
                               head_dim, bytes);
         }
       }
-      const auto k = FeedbackOnDevice::random(backend, n_kv_heads, head_dim, group, random);
-      const auto v = FeedbackOnDevice::random(backend, n_kv_heads, head_dim, group, random);
       const bool feedback_k = feedback == Side::Keys || feedback == Side::Both;
       const bool feedback_v = feedback == Side::Values || feedback == Side::Both;
+      const LayerLayout part = spec.layout().layer(spec.layer);
+      const auto tables = [&](bool used, const SideFormat& side) {
+        const int of = used ? side.group : head_dim;
+        return FeedbackOnDevice::random(backend, n_kv_heads, head_dim, of, random);
+      };
+      const auto k = tables(feedback_k, part.k), v = tables(feedback_v, part.v);
       return OpRun{
           [&backend, pages, demotions, k, v, coder_k = feedback_k ? k.coder : spec.coder_k(),
            coder_v = feedback_v ? v.coder : spec.coder_v()] {
@@ -273,6 +281,15 @@ std::vector<OpCase> demote_cases() {
   all.push_back(DemoteCase{128, 2, 1, 32, 0.9f, 0.9f, false, Side::Both}.build());
   all.push_back(DemoteCase{64, 3, 2, 64, 0.9f, 0.9f, true, Side::Keys}.build());
   all.push_back(DemoteCase{64, 3, 2, 64, 0.9f, 0.9f, true, Side::Values}.build());
+  for (const int d : {32, 96, 128}) {
+    for (const FormatCase& f : other_formats(d)) {
+      all.push_back(DemoteCase{d, 3, 2, 0, 0.96f, 0.92f, false, Side::Neither, f}.build());
+      all.push_back(DemoteCase{d, 2, 1, 0, 1.0f, 0.5f, true, Side::Neither, f}.build());
+    }
+    const FormatCase scale_alone = other_formats(d)[1];
+    all.push_back(DemoteCase{d, 2, 1, 0, 1.0f, 0.5f, true, Side::Both, other_formats(d)[0]}.build());
+    all.push_back(DemoteCase{d, 2, 1, 0, 1.0f, 0.5f, true, Side::Both, scale_alone}.build());
+  }
   all.push_back(DemoteCase{64, 3, 1, 64, 0.96f, 0.92f, false}.build());
   all.push_back(DemoteCase{128, 8, 7, 128, 0.96f, 0.92f, false}.build());
   return all;

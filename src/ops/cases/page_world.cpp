@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "quant/int2/int2.h"
+#include "quant/page_codec.h"
 
 namespace kv2::cases {
 namespace {
@@ -25,6 +26,27 @@ std::vector<float> random_rows(Random& random, int64_t n_tokens, const KvShape& 
 }
 
 }  // namespace
+
+std::vector<FormatCase> other_formats(int head_dim) {
+  const auto affine = [](int bits, int group, OffsetKind offset) {
+    return SideFormat{.codec = CodecId::Affine, .bits = bits, .group = group, .offset = offset};
+  };
+  const auto channel = [](int group, TokenNorm norm, int kept, int wide) {
+    return SideFormat{
+        .codec = CodecId::Channel, .bits = 2, .group = group, .norm = norm, .kept = kept, .wide = wide};
+  };
+  const SideFormat bf16{.codec = CodecId::Bf16};
+  return {{"K 3 bits, V 2 bits", affine(3, 0, OffsetKind::Stored), affine(2, 0, OffsetKind::Stored)},
+          {"K 2 bits, V 1 bit, no offset", affine(2, head_dim / 2, OffsetKind::Centred),
+           affine(1, 32, OffsetKind::Centred)},
+          {"8 and symmetric 4 bits", affine(8, 0, OffsetKind::Stored), affine(4, 32, OffsetKind::Symmetric)},
+          {"K bf16, V 2 bits", bf16, affine(2, 0, OffsetKind::Stored)},
+          {"bf16", bf16, bf16},
+          {"kivi", channel(32, TokenNorm::Off, 0, 0), affine(2, 32, OffsetKind::Stored)},
+          {"omni", channel(64, TokenNorm::AllHeads, 0, 0), affine(2, 32, OffsetKind::Stored)},
+          {"ott and kitty", channel(32, TokenNorm::Off, 3, 0), channel(64, TokenNorm::Off, 0, 8)},
+          {"turboquant", {.codec = CodecId::Gauss, .bits = 3}, {.codec = CodecId::Qjl, .bits = 2}}};
+}
 
 PageWorld::PageWorld(WorldSpec spec) : spec_(std::move(spec)) {
   Random random(spec_.seed);
@@ -75,6 +97,8 @@ std::vector<std::byte> PageWorld::canonical_full(int sequence, int page, int kv_
 const std::vector<std::byte>& PageWorld::canonical_packed(int sequence, int page, int kv_head) const {
   std::vector<std::byte>& bytes = packed_bytes_[{sequence, page, kv_head}];
   if (!bytes.empty()) return bytes;
+  const LayerLayout part = spec_.layout().layer(spec_.layer);
+  if (!part.int2_heads()) return bytes = encoded_part(part, sequence, page);
   const int d = spec_.shape.head_dim;
   const std::vector<std::byte> full = canonical_full(sequence, page, kv_head);
   const auto* k = reinterpret_cast<const bf16*>(full.data());
@@ -86,6 +110,23 @@ const std::vector<std::byte>& PageWorld::canonical_packed(int sequence, int page
   int2::encode_rows_reference(k + kPageTokens * d, d, d, spec_.coder_v(), codes(layout.v_codes()),
                               params(layout.v_params()));
   return bytes;
+}
+
+/// Through the codecs, whose bytes their own tests compare with independent models.
+std::vector<std::byte> PageWorld::encoded_part(const LayerLayout& part, int sequence, int page) const {
+  const size_t head = static_cast<size_t>(kPageTokens) * spec_.shape.head_dim;
+  std::vector<bf16> rows(2 * head * spec_.shape.n_kv_heads);
+  for (int h = 0; h < spec_.shape.n_kv_heads; h++) {
+    const std::vector<std::byte> full = canonical_full(sequence, page, h);
+    std::memcpy(rows.data() + 2 * h * head, full.data(), full.size());
+  }
+  std::vector<std::byte> out(part.bytes());
+  page_codec(part.k.codec)
+      .encode({part.k, spec_.shape}, {rows.data(), 2 * head}, spec_.coder_k(), out.data());
+  page_codec(part.v.codec)
+      .encode({part.v, spec_.shape}, {rows.data() + head, 2 * head}, spec_.coder_v(),
+              out.data() + part.k_bytes);
+  return out;
 }
 
 Views PageWorld::views(std::span<const Segment> segments) const {
@@ -139,9 +180,12 @@ std::byte* DevicePages::full_head(int sequence, int page, int kv_head) const {
          layout_.full_offset(world_->spec().layer, kv_head);
 }
 
-std::byte* DevicePages::packed_head(int sequence, int page, int kv_head) const {
-  return packed_.data() + world_->packed_slot(sequence, page) * layout_.packed_page_bytes() +
-         layout_.packed_offset(world_->spec().layer, kv_head);
+std::byte* DevicePages::packed_page(int sequence, int page) const {
+  return packed_.data() + world_->packed_slot(sequence, page) * layout_.packed_page_bytes();
+}
+
+int DevicePages::n_parts() const {
+  return layout_.layer(world_->spec().layer).int2_heads() ? layout_.shape.n_kv_heads : 1;
 }
 
 void DevicePages::fill_full() const {
@@ -161,12 +205,18 @@ void DevicePages::blank_full() const {
 }
 
 void DevicePages::fill_packed() const {
-  if (layout_.codec == CodecId::None) return;
-  const Int2Layout layout{layout_.shape.head_dim, layout_.group};
+  if (!layout_.packs()) return;
+  const int layer = world_->spec().layer;
   for (size_t s = 0; s < world_->spec().n_tokens.size(); s++)
     for (int page = 0; page < world_->spec().n_tokens[s] / kPageTokens; page++)
-      for (int h = 0; h < layout_.shape.n_kv_heads; h++)
-        backend_->import_packed(packed_head(s, page, h), layout, world_->canonical_packed(s, page, h));
+      for (int h = 0; h < n_parts(); h++) {
+        const std::vector<std::byte>& bytes = world_->canonical_packed(s, page, h);
+        if (layout_.layer(layer).int2_heads())
+          backend_->import_packed(packed_page(s, page) + layout_.packed_offset(layer, h), layout_.int2(layer),
+                                  bytes);
+        else
+          backend_->upload(packed_page(s, page) + layout_.layer(layer).offset, bytes.data(), bytes.size());
+      }
 }
 
 KvView DevicePages::view() const {
@@ -210,21 +260,28 @@ std::vector<std::byte> DevicePages::export_all_full() const {
 }
 
 std::vector<std::byte> DevicePages::export_all_packed() const {
-  const Int2Layout layout{layout_.shape.head_dim, layout_.group};
-  std::vector<std::byte> out, page_bytes(layout.bytes());
+  const int layer = world_->spec().layer;
+  const bool int2 = layout_.layer(layer).int2_heads();
+  std::vector<std::byte> out,
+      page_bytes(int2 ? layout_.packed_head_bytes(layer) : layout_.layer(layer).bytes());
   std::vector<std::vector<int32_t>> slots(world_->spec().n_tokens.size());
   backend_->sync();
   for (size_t s = 0; s < slots.size(); s++) {
     for (int page = 0; page < world_->spec().n_tokens[s] / kPageTokens; page++) {
       slots[s].push_back(world_->packed_slot(s, page));
-      for (int h = 0; h < layout_.shape.n_kv_heads; h++) {
-        backend_->export_packed(packed_head(s, page, h), layout, page_bytes);
+      for (int h = 0; h < n_parts(); h++) {
+        if (int2)
+          backend_->export_packed(packed_page(s, page) + layout_.packed_offset(layer, h), layout_.int2(layer),
+                                  page_bytes);
+        else
+          backend_->download(page_bytes.data(), packed_page(s, page) + layout_.layer(layer).offset,
+                             page_bytes.size());
         out.insert(out.end(), page_bytes.begin(), page_bytes.end());
       }
     }
   }
-  append_untouched(packed_, layout_.packed_page_bytes(), layout_.packed_offset(world_->spec().layer, 0),
-                   layout_.shape.n_kv_heads * layout_.packed_head_bytes(), slots, out);
+  append_untouched(packed_, layout_.packed_page_bytes(), layout_.layer(layer).offset,
+                   layout_.layer(layer).bytes(), slots, out);
   return out;
 }
 

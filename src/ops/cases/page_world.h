@@ -20,17 +20,33 @@ namespace kv2::cases {
 
 struct WorldSpec {
   KvShape shape;
-  int layer = 0, group = 0;  // group 0: no codec, every page is full
+  int layer = 0, group = 0;  // of int2; group 0: no codec, every page is full, unless k and v say otherwise
   Visibility rule;
   std::vector<int64_t> n_tokens;  // of each sequence
   float key_mean = 0.3f, clip_k = 0.96f, clip_v = 0.92f;
   bool stale_nan = false;
   uint64_t seed = 1;
+  SideFormat k, v;  // another format than int2; codec None: int2
 
-  Coder coder_k() const { return {CoderKind::Round, group, clip_index(clip_k, shape.head_dim)}; }
-  Coder coder_v() const { return {CoderKind::Round, group, clip_index(clip_v, shape.head_dim)}; }
-  PageLayout layout() const { return {shape, group, group ? CodecId::Int2 : CodecId::None}; }
+  Coder coder_k() const { return coder(clip_k, layout().packs() ? layout().layer(layer).k.group : 0); }
+  Coder coder_v() const { return coder(clip_v, layout().packs() ? layout().layer(layer).v.group : 0); }
+  PageLayout layout() const {
+    if (k.codec != CodecId::None) return PageLayout::of({.method = {.name = "", .k = k, .v = v}}, shape);
+    return group ? PageLayout::of_int2(shape, group) : PageLayout::of({}, shape);
+  }
+
+ private:
+  Coder coder(float clip, int group) const {
+    return {CoderKind::Round, group, clip_index(clip, shape.head_dim)};
+  }
 };
+
+/// Formats other than int2 for tests of ops, one or two of every codec; those that fit head_dim.
+struct FormatCase {
+  std::string name;
+  SideFormat k, v;
+};
+std::vector<FormatCase> other_formats(int head_dim);
 
 /// Consecutive rows of one sequence in a call.
 struct Segment {
@@ -71,8 +87,8 @@ class PageWorld {
     return gather(values_, segments);
   }
 
-  /// Canonical bytes of one head page. Packed: complete pages only; coded on first use, by one thread at a
-  /// time.
+  /// Canonical bytes of one head page; of packed pages in another format than int2 the part of all KV heads,
+  /// kv_head 0. Packed: complete pages only; coded on first use, by one thread at a time.
   std::vector<std::byte> canonical_full(int sequence, int page, int kv_head) const;
   const std::vector<std::byte>& canonical_packed(int sequence, int page, int kv_head) const;
 
@@ -85,6 +101,7 @@ class PageWorld {
  private:
   std::vector<float> gather(const std::vector<std::vector<float>>& from,
                             std::span<const Segment> segments) const;
+  std::vector<std::byte> encoded_part(const LayerLayout& part, int sequence, int page) const;
 
   WorldSpec spec_;
   int n_slots_ = 0;
@@ -110,7 +127,8 @@ class DevicePages {
 
  private:
   std::byte* full_head(int sequence, int page, int kv_head) const;
-  std::byte* packed_head(int sequence, int page, int kv_head) const;
+  std::byte* packed_page(int sequence, int page) const;
+  int n_parts() const;  // of a packed page's layer: head pages, or one for all heads
   void append_untouched(const DeviceArray<std::byte>& pool, size_t page_bytes, size_t own_offset,
                         size_t own_bytes, const std::vector<std::vector<int32_t>>& own_slots,
                         std::vector<std::byte>& out) const;

@@ -179,9 +179,9 @@ class VectorCoder {
 
 }  // namespace
 
-Options int2_options(int head_dim, const Coder& coder) {
+Options options_of(int head_dim, const Coder& coder, int bits, Offset offset) {
   KV2_CHECK(coder.kind == CoderKind::Feedback, "coder kind {}", static_cast<int>(coder.kind));
-  return {.head_dim = head_dim, .group = coder.group, .bits = 2, .search = coder.search};
+  return {.head_dim = head_dim, .group = coder.group, .bits = bits, .offset = offset, .search = coder.search};
 }
 
 void check(const Options& o) {
@@ -189,6 +189,7 @@ void check(const Options& o) {
   KV2_CHECK(o.group > 0 && o.group % 4 == 0 && o.head_dim % o.group == 0, "group {} of head_dim {}", o.group,
             o.head_dim);
   KV2_CHECK(o.bits >= 1 && o.bits <= kMaxBits, "{} bits", o.bits);
+  KV2_CHECK(o.offset != Offset::Symmetric, "feedback has no symmetric codes");
   KV2_CHECK(o.search.n_steps >= 1 && o.search.n_steps <= FeedbackSearch::kMaxSteps, "{} steps",
             o.search.n_steps);
   KV2_CHECK(o.search.refits >= 0, "{} refits", o.search.refits);

@@ -6,8 +6,8 @@
 //
 //   sweep(z):  t_j = z_j − Σ_{i<j} t_i·F_ij          z·G·zᵀ = Σ_j t_j² / U_jj²
 //
-// Codes have 1 to 4 bits; the offset is stored or follows from the scale. Nothing here packs codes: a codec
-// does (quant/int2/encode_head.h). The specification (feedback.cpp, docs/page-format.md) is scalar;
+// Codes have 1 to 4 bits; the offset is stored or follows from the scale. Nothing here packs codes: a
+// codec does (quant/int2/encode_head.h). The specification (feedback.cpp, docs/page-format.md) is scalar;
 // encode_rows() (feedback_simd.cpp) is its Highway twin and gives the same bits.
 #pragma once
 
@@ -19,12 +19,9 @@
 
 namespace kv2::feedback {
 
-inline constexpr int kMaxBits = 4;
+inline constexpr int kMaxBits = 4;  // past that no code is worth choosing
 
-enum class Offset : uint8_t {
-  Stored,   // x̂ = scale·code + offset
-  Centred,  // x̂ = scale·(code − (2^bits − 1)/2): no offset is stored
-};
+using Offset = OffsetKind;  // Stored or Centred
 
 struct Options {
   int head_dim = 0;
@@ -37,8 +34,7 @@ struct Options {
   int n_groups() const { return head_dim / group; }
 };
 
-/// Of a coder whose codec keeps 2 bits and an offset.
-Options int2_options(int head_dim, const Coder& coder);
+Options options_of(int head_dim, const Coder& coder, int bits, Offset offset);
 
 /// The best uniform step of a unit Gaussian for 2^bits levels (Max 1960, table II).
 constexpr float unit_step(int bits) {

@@ -370,7 +370,7 @@ TEST(Feedback, EncodeHeadIsTheCanonicalForm) {
       EXPECT_EQ(std::memcmp(params.data(), scalar_params.data(), params.size() * sizeof(fp16)), 0);
       std::vector<float> back(rows.size());
       int2::decode_rows(codes.data(), params.data(), d, group, back.data());
-      const Options o = int2_options(d, coder);
+      const Options o = options_of(d, coder, 2, OffsetKind::Stored);
       for (int t = 0; t < kPageTokens; ++t) {
         std::vector<uint8_t> c(d);
         std::vector<fp16> s(d / group), z(d / group);

@@ -36,7 +36,7 @@ void encode_feedback(RowsFunction encode, const bf16* rows, size_t row_stride, i
   uint8_t columns[static_cast<size_t>(kMaxHeadDim) * kPageTokens];  // 32 KiB
   fp16 scale[kMaxHeadDim / 4 * kPageTokens], offset[kMaxHeadDim / 4 * kPageTokens];
   const feedback::Columns out{.codes = columns, .scale = scale, .offset = offset};
-  const feedback::Options options = feedback::int2_options(head_dim, coder);
+  const feedback::Options options = feedback::options_of(head_dim, coder, 2, OffsetKind::Stored);
   encode(rows, row_stride, options, coder.tables.of_head(kv_head, head_dim, coder.group), out);
   pack(out, head_dim, options.n_groups(), codes, params);
 }
