@@ -54,7 +54,7 @@ TEST_P(Plan, EqualsWhatIsAllocatedWithinOnePercent) {
                                         << " for the cache, found " << found;
 }
 
-INSTANTIATE_TEST_SUITE_P(Methods, Plan, testing::Values("bf16", "naive2", "quarot2"),
+INSTANTIATE_TEST_SUITE_P(Methods, Plan, testing::Values("bf16", "naive2", "quarot2", "omni2"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

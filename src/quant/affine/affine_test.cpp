@@ -239,7 +239,7 @@ TEST(Affine, SizesAndRefusals) {
   const KvShape shape{1, 6, 3, 64};
   const auto bits = [&](SideFormat f) {
     f = resolved(f, 64);
-    return 8.0 * static_cast<double>(codec.bytes(f, shape)) / (3 * 64 * 64);
+    return 8.0 * static_cast<double>(page_codec(f.codec).bytes(f, shape)) / (3 * 64 * 64);
   };
   EXPECT_EQ(bits({.codec = CodecId::Affine, .bits = 3}), 3.5);
   EXPECT_EQ(bits({.codec = CodecId::Affine, .bits = 2, .offset = OffsetKind::Centred}), 2.25);

@@ -14,12 +14,12 @@ using testing::BorderCount;
 using testing::half;
 using testing::TestSide;
 
-/// Published levels (Max 1960), ascending positive ones.
+/// The published levels (Max 1960), ascending positive ones, to more digits by iteration in double precision.
 std::vector<double> published(int bits) {
-  if (bits == 1) return {0.7980};
-  if (bits == 2) return {0.4528, 1.510};
-  if (bits == 3) return {0.2451, 0.7560, 1.344, 2.152};
-  return {0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733};
+  if (bits == 1) return {0.79788456};
+  if (bits == 2) return {0.45278004, 1.51041761};
+  if (bits == 3) return {0.24509418, 0.75600528, 1.34390928, 2.15194571};
+  return {0.12839503, 0.38804830, 0.65675912, 0.94234046, 1.25623120, 1.61804639, 2.06901723, 2.73258957};
 }
 
 TEST(Gauss, LevelsAreTheMeansOfTheirCells) {
@@ -73,7 +73,9 @@ TEST(Gauss, IsItsModelInDoublePrecision) {
             for (int c = 0; c < d; c++) {
               const double x = got[side.index(h, t, c)];
               decoded += x * x;
-              if (std::fabs(x - scale * l[c]) > 2e-3 * scale) borders.expect(x, scale * l[c], 1.2 * scale);
+              const bool same =
+                  std::fabs(x - scale * l[c]) <= 1e-3 * scale * std::fabs(l[c]);  // the scale is fp16
+              borders.expect(x, same ? x : scale * l[c], 1.7 * scale);
             }
             if (rule == NormRule::Corrected) {
               EXPECT_NEAR(std::sqrt(decoded), std::sqrt(square), 1e-3 * std::sqrt(square));
