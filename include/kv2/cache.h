@@ -122,7 +122,8 @@ struct Method {
   RotationSharing sharing = RotationSharing::Head;
   ValueTarget value_target = ValueTarget::AttentionOutput;
   Centring centring = Centring::Off;
-  float whiten = 0;  // of keys, 0 to 1: instead of a rotation, channels divided by their spread to this power
+  /// 0 to 1: instead of a rotation, the eigenvectors of what is stored divided by their spread to this power.
+  float whiten_k = 0, whiten_v = 0;
   /// Clip ratio in (0, 1]; 1 turns clipping off; nullopt: per layer from the calibration file.
   std::optional<float> clip_k = 1.0f, clip_v = 1.0f;
   // Of the coder `feedback`:

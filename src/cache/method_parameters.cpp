@@ -205,6 +205,8 @@ constexpr const char* kGroups =
 constexpr const char* kBits = "1, 2, 3, 4 or 8";
 constexpr const char* kClips = "a ratio in (0, 1], 'search' (per layer, from the calibration file) or 'off'";
 
+constexpr const char* kExponents = "a number from 0 (a rotation) to 1";
+
 constexpr Parameter kParameters[] = {
     {"clip", kClips, Parameter::Of::AffineCodes,
      [](std::string_view t, Method& m) { return read_clip(t, m.clip_k) && read_clip(t, m.clip_v); }, nullptr},
@@ -278,9 +280,17 @@ constexpr Parameter kParameters[] = {
     {"centre", "k or off", Parameter::Of::Calibrated,
      [](std::string_view t, Method& m) { return read_word(kCentrings, t, m.centring); },
      [](const Method& m) { return word_of(kCentrings, m.centring); }},
-    {"whiten", "a number from 0 (a rotation) to 1", Parameter::Of::Calibrated,
-     [](std::string_view t, Method& m) { return read_number(t, 0.0f, 1.0f, m.whiten); },
-     [](const Method& m) { return fmt::format("{}", m.whiten); }},
+    {"whiten", kExponents, Parameter::Of::Calibrated,
+     [](std::string_view t, Method& m) {
+       return read_number(t, 0.0f, 1.0f, m.whiten_k) && read_number(t, 0.0f, 1.0f, m.whiten_v);
+     },
+     nullptr},
+    {"whiten-k", kExponents, Parameter::Of::Calibrated,
+     [](std::string_view t, Method& m) { return read_number(t, 0.0f, 1.0f, m.whiten_k); },
+     [](const Method& m) { return fmt::format("{}", m.whiten_k); }},
+    {"whiten-v", kExponents, Parameter::Of::Calibrated,
+     [](std::string_view t, Method& m) { return read_number(t, 0.0f, 1.0f, m.whiten_v); },
+     [](const Method& m) { return fmt::format("{}", m.whiten_v); }},
     {"feedback", "k, v or both; the other side is rounded", Parameter::Of::Feedback,
      [](std::string_view t, Method& m) { return read_word(kSides, t, m.sides); },
      [](const Method& m) { return word_of(kSides, m.sides); }},
@@ -400,9 +410,10 @@ void validate_rounding(const Method& m) {
 // A clip is of the coder `round`: for a side that `feedback` codes it would do nothing.
 void validate_coder(const Method& method) {
   validate_rounding(method);
-  if (!(method.whiten >= 0 && method.whiten <= 1)) {
+  for (const float whiten : {method.whiten_k, method.whiten_v}) {
+    if (whiten >= 0 && whiten <= 1) continue;
     throw_error(ErrorCode::BadArgument, "method {}: whiten is {}; it must be from 0 to 1", method.name,
-                method.whiten);
+                whiten);
   }
   if (method.coder != CoderKind::Feedback) return;
   const auto refuse_clip = [&](const char* name, const std::optional<float>& clip, CoderKind coder,

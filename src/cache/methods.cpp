@@ -263,9 +263,11 @@ void CacheSpec::validate(int head_dim) const {
 
 uint64_t CacheSpec::hash() const {
   // The text is the format: a change of the coder, the page or the rule of visibility must change the number
-  // in it.
-  const std::string text = fmt::format("kv2 cache 1: {} sink={} recent={} prefill={} page={}", method_text(),
-                                       sink_tokens, recent_tokens, prefill_word(prefill), kPageTokens);
+  // in it. Every parameter is in it, so that another default is another number, too.
+  std::string text = fmt::format("kv2 cache 2: {} sink={} recent={} prefill={} page={}", method.name,
+                                 sink_tokens, recent_tokens, prefill_word(prefill), kPageTokens);
+  for (const Parameter& p : method_parameters())
+    if (p.text && takes(method, p)) text += fmt::format(" {}={}", p.name, p.text(method));
   return XXH64(text.data(), text.size(), 0);
 }
 

@@ -96,9 +96,10 @@ TEST(Methods, ParametersReachTheMethod) {
   EXPECT_EQ(k.coder_v(), CoderKind::Round);
   EXPECT_EQ(k.clip_v, 0.88f);
   EXPECT_EQ(CacheSpec::parse("kv2:feedback=v").method.coder_k(), CoderKind::Round);
-  const Method w = CacheSpec::parse("kv2:centre=k,whiten=0.5").method;
+  const Method w = CacheSpec::parse("kv2:centre=k,whiten=0.5,whiten-v=0.25").method;
   EXPECT_EQ(w.centring, Centring::Keys);
-  EXPECT_EQ(w.whiten, 0.5f);
+  EXPECT_EQ(w.whiten_k, 0.5f);
+  EXPECT_EQ(w.whiten_v, 0.25f);
   // A later parameter wins over the shorthand before it.
   EXPECT_EQ(CacheSpec::parse("oscar2:clip=off,clip-v=0.9").method_text(), "oscar2:clip-k=off,clip-v=0.9");
 }
@@ -177,7 +178,8 @@ TEST(Methods, TextReadsBackToTheSameSpec) {
       m.sharing = static_cast<RotationSharing>(pick(2));
       m.value_target = static_cast<ValueTarget>(pick(3));
       m.centring = static_cast<Centring>(pick(2));
-      m.whiten = pick(2) ? 0.0f : std::ldexp(static_cast<float>(rng() % 0x10000 + 1), -16);
+      for (float* whiten : {&m.whiten_k, &m.whiten_v})
+        *whiten = pick(2) ? 0.0f : std::ldexp(static_cast<float>(rng() % 0x10000 + 1), -16);
     }
     const std::string text = spec.method_text();
     ASSERT_EQ(CacheSpec::parse(text), spec) << text;
@@ -326,9 +328,11 @@ TEST(Methods, ValidateNamesWhatDoesNotFit) {
   spec.method.steps = {1, -1};
   expect_has(why(spec, 128), {"steps are [1, -1]"});
   spec.method.steps = {1};
-  spec.method.whiten = 1.5f;
-  expect_has(why(spec, 128), {"whiten is 1.5"});
-  spec.method.whiten = 0;
+  for (float* whiten : {&spec.method.whiten_k, &spec.method.whiten_v}) {
+    *whiten = 1.5f;
+    expect_has(why(spec, 128), {"whiten is 1.5"});
+    *whiten = 0;
+  }
   spec.method.damp = 0;
   expect_has(why(spec, 128), {"damp is 0"});
   spec.method = {.name = "own"};
@@ -377,7 +381,8 @@ TEST(Methods, HashIsStableAndTellsSpecsApart) {
                            "tq2:norm-rule=plain",
                            "tq2:qjl=both",
                            "kv2:centre=k",
-                           "kv2:whiten=0.5"}) {
+                           "kv2:whiten-k=0.5",
+                           "kv2:whiten-v=0.5"}) {
     CacheSpec spec = CacheSpec::parse(text);
     EXPECT_TRUE(seen.insert(spec.hash()).second) << text;
     spec.sink_tokens = 0;

@@ -68,15 +68,23 @@ Transform key_transform(const LayerCalibration& c, int layer, const Method& meth
     throw_error(ErrorCode::BadFile, "calibration: layer {}: k_mean has {} values, expected {}", layer,
                 c.k_mean.size(), width);
   Transform out;
-  if (method.whiten > 0) {
+  if (method.whiten_k > 0) {
     check_size(c.k_cov, "k_cov", layer, shape);
     out = whitened_transform(key_covariance(c, method, shape), shape.n_kv_heads, shape.head_dim,
-                             method.recipe, method.sharing, method.whiten);
+                             method.recipe, method.sharing, method.whiten_k);
   } else {
     out = rotation(c.c_q, "c_q", layer, method, shape);
   }
   if (method.centring == Centring::Keys) out.mean = c.k_mean;
   return out;
+}
+
+Transform value_transform(const LayerCalibration& c, int layer, const Method& method, const KvShape& shape) {
+  if (method.whiten_v == 0)
+    return rotation(value_statistic(c, method.value_target), "the value statistic", layer, method, shape);
+  check_size(c.v_cov, "v_cov", layer, shape);
+  return whitened_transform(c.v_cov, shape.n_kv_heads, shape.head_dim, method.recipe, method.sharing,
+                            method.whiten_v);
 }
 
 /// What the coder `feedback` needs: queries read keys, so their metric is C_Q; W_o reads values.
@@ -99,8 +107,7 @@ LayerFactors factors(const LayerCalibration& c, int layer, const Method& m, cons
 
 LayerTransforms transforms(const LayerCalibration* c, int layer, const Method& method, const KvShape& shape) {
   if (method.transform == TransformKind::Calibrated)
-    return {key_transform(*c, layer, method, shape),
-            rotation(value_statistic(*c, method.value_target), "the value statistic", layer, method, shape)};
+    return {key_transform(*c, layer, method, shape), value_transform(*c, layer, method, shape)};
   const Transform none = identity_transform(shape.n_kv_heads, shape.head_dim);
   if (method.transform == TransformKind::Identity) return {none, none};
   const Transform h = method.transform == TransformKind::SignedHadamard

@@ -117,50 +117,64 @@ TEST(FitMethod, Kv2CodesKeysUnderTheQueriesAndValuesUnderTheOutputProjection) {
   EXPECT_TRUE(fit_method(CacheSpec::parse("oscar2"), kShape, &calibration).factors.empty());
 }
 
-// Keys as stored, (k - mean)·encode, have the covariance that the exponent asks for, and q' = q·decode' meets
-// them so that q·k comes out up to the mean's share.
-TEST(FitMethod, KeysCentredAndWhitened) {
+/// What a whitened transform makes of rows with this covariance, one head: no correlation, and variances
+/// lambda / (lambda + 5 %) in units of the mean eigenvalue, ascending.
+void expect_white(const std::vector<double>& covariance, const float* encode, int d) {
+  double mean_variance = 0;
+  for (int i = 0; i < d; i++) mean_variance += covariance[i * d + i] / d;
+  double last = -1e-4;
+  for (int j = 0; j < d; j++)
+    for (int l = 0; l <= j; l++) {
+      double sum = 0;
+      for (int a = 0; a < d; a++)
+        for (int b = 0; b < d; b++) sum += covariance[a * d + b] * encode[a * d + j] * encode[b * d + l];
+      sum /= mean_variance;
+      if (l < j) {
+        EXPECT_NEAR(sum, 0, 1e-4);
+        continue;
+      }
+      EXPECT_GT(sum, last - 1e-4);
+      EXPECT_LT(sum, 1);
+      last = sum;
+    }
+  EXPECT_GT(last, 0.95) << "the largest eigenvalue is far above the floor";
+}
+
+// Rows as stored, (x - mean)·encode, have the covariance that the exponent asks for, and q' = q·decode' meets
+// keys so that q·k comes out up to the mean's share.
+TEST(FitMethod, RowsCentredAndWhitened) {
   const Calibration calibration = random_calibration();
   const LayerCalibration& c = calibration.layers[1];
   const int d = kShape.head_dim;
-  for (const char* method : {"kv2:centre=k", "kv2:whiten=1,rotation=u", "kv2:centre=k,whiten=1,rotation=u",
-                             "kv2:centre=k,whiten=0.5", "oscar2:whiten=1,rotation=u"}) {
+  for (const char* method : {"kv2:centre=k,whiten=0", "kv2:centre=off,whiten-k=1,whiten-v=0,rotation=u",
+                             "kv2:centre=k,whiten=1,rotation=u", "kv2:centre=k,whiten=0.5",
+                             "oscar2:whiten=1,rotation=u", "oscar2:whiten-v=1,rotation=u"}) {
+    SCOPED_TRACE(method);
     const CacheSpec spec = CacheSpec::parse(method);
+    const Method& m = spec.method;
     const FittedMethod f = fit_method(spec, kShape, &calibration);
-    const Transform& k = f.transforms[1].k;
-    const bool centred = spec.method.centring == Centring::Keys;
-    EXPECT_EQ(k.mean, centred ? c.k_mean : std::vector<float>{}) << method;
-    EXPECT_TRUE(f.transforms[1].v.mean.empty());
-    EXPECT_LT(inverse_error(k), 1e-4) << method;
-    if (spec.method.whiten == 0) {
-      EXPECT_EQ(k.encode, encode_of(c.c_q, spec.method));
+    const auto& [k, v] = f.transforms[1];
+    const bool centred = m.centring == Centring::Keys;
+    EXPECT_EQ(k.mean, centred ? c.k_mean : std::vector<float>{});
+    EXPECT_TRUE(v.mean.empty());
+    EXPECT_LT(inverse_error(k), 1e-4);
+    EXPECT_LT(inverse_error(v), 1e-4);
+    if (m.whiten_k == 0) {
+      EXPECT_EQ(k.encode, encode_of(c.c_q, m));
     }
-    if (spec.method.whiten < 1) continue;
+    if (m.whiten_v == 0) {
+      EXPECT_EQ(v.encode, encode_of(c.c_s, m));
+    }
     for (int head = 0; head < kShape.n_kv_heads; head++) {
-      std::vector<double> covariance(d * d), stored(d);
-      double mean_variance = 0;
-      for (int i = 0; i < d; i++)
-        for (int j = 0; j < d; j++)
-          covariance[i * d + j] = double{c.k_cov[(head * d + i) * d + j]} -
-                                  (centred ? double{c.k_mean[head * d + i]} * c.k_mean[head * d + j] : 0.0);
-      for (int i = 0; i < d; i++) mean_variance += covariance[i * d + i] / d;
-      for (int j = 0; j < d; j++) {
-        for (int l = 0; l <= j; l++) {
-          double sum = 0;
-          for (int a = 0; a < d; a++)
-            for (int b = 0; b < d; b++)
-              sum +=
-                  covariance[a * d + b] * k.encode[(head * d + a) * d + j] * k.encode[(head * d + b) * d + l];
-          if (l < j) {
-            EXPECT_NEAR(sum / mean_variance, 0, 1e-4) << method;
-          } else {  // lambda / (lambda + 5 %) in units of the mean
-            EXPECT_GT(sum / mean_variance, -1e-4) << method;
-            EXPECT_LT(sum / mean_variance, 1) << method;
-            stored[j] = sum / mean_variance;
-          }
-        }
+      std::vector<double> keys(d * d), values(d * d);
+      for (int i = 0; i < d * d; i++) {
+        const float* mean = c.k_mean.data() + head * d;
+        const double common = centred ? double{mean[i / d]} * mean[i % d] : 0;
+        keys[i] = double{c.k_cov[head * d * d + i]} - common;
+        values[i] = c.v_cov[head * d * d + i];
       }
-      EXPECT_GT(stored[d - 1], 0.95) << "the largest eigenvalue comes last and is far above the floor";
+      if (m.whiten_k == 1) expect_white(keys, k.encode.data() + head * d * d, d);
+      if (m.whiten_v == 1) expect_white(values, v.encode.data() + head * d * d, d);
     }
   }
 }
