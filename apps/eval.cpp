@@ -40,6 +40,9 @@ void add_eval(CLI::App& program) {
   eval->require_subcommand(1);
   add_eval_divergence(*eval);
   add_eval_ablation(*eval);
+  add_eval_needle(*eval);
+  add_eval_ruler(*eval);
+  add_eval_generate(*eval);
 }
 
 }  // namespace kv2::app

@@ -35,5 +35,8 @@ void add_divergence_options(CLI::App& app, TokenSource& source, DivergenceOption
 // Judges: each adds its subcommands.
 void add_eval_divergence(CLI::App& eval);  // ppl, kld
 void add_eval_ablation(CLI::App& eval);
+void add_eval_needle(CLI::App& eval);
+void add_eval_ruler(CLI::App& eval);
+void add_eval_generate(CLI::App& eval);
 
 }  // namespace kv2::app

@@ -188,4 +188,72 @@ TEST_F(Cli, EvalAndPlanPrintOneJsonObjectPerMethod) {
   EXPECT_EQ(std::count(plan.out.begin(), plan.out.end(), '\n'), 2);
 }
 
+TEST_F(Cli, RulerReadsHaystacksOfAFile) {
+  write("h.json", R"({"sets": [{"task": "mine", "haystacks": [{"ids": [3, 5, 7, 9, 11, 13], "questions": [
+      {"question": [4, 6], "answer": [8, 10]}, {"question": [2], "answer": [1]}]}]}]})");
+  const std::string ruler = "-q eval ruler " + model("qwen3") + " --score exact --json --haystacks ";
+  const Result r = run(ruler + path("h.json") + " --kv bf16,naive2:group=16");
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 2);
+  const auto row = nlohmann::json::parse(r.out.substr(0, r.out.find('\n')));
+  EXPECT_EQ(row["judge"], "ruler");
+  EXPECT_EQ(row["task"], "mine");
+  EXPECT_EQ(row["questions"], 2);
+  EXPECT_EQ(row["haystacks"], 1);
+  EXPECT_TRUE(row.contains("exact"));
+  EXPECT_FALSE(row.contains("substring"));
+  EXPECT_EQ(run(ruler + path("h.json") + " --kv bf16,naive2:group=16").out, r.out)
+      << "twice the same numbers";
+  write("bad.json", R"({"sets": [{"task": "mine", "haystacks": [{"ids": [99999], "questions": [
+      {"question": [4], "answer": [8]}]}]}]})");
+  expect_refused(run(ruler + path("bad.json")), 2, {"99999", "vocabulary"});
+  write("bad.json", "{}");
+  expect_refused(run(ruler + path("bad.json")), 1, {"bad.json", "sets"});
+  expect_refused(run(ruler + path("absent.json")), 1, {"absent.json"});
+}
+
+TEST_F(Cli, RetrievalJudgesRefuseBadInput) {
+  for (const std::string judge : {"eval ruler ", "eval needle "}) {
+    const std::string start = judge + model("qwen3");
+    expect_refused(run(start + " --task niah_7"), 2, {"niah_7", "niah_multikey_3", "multi-query"});
+    expect_refused(run(start + " --task single:haystack=hay"), 2, {"hay", "noise, essay, needles"});
+    expect_refused(run(start + " --task single:keys=emoji"), 2, {"emoji", "word, number, uuid"});
+    expect_refused(run(start + " --task single --length 999999999"), 2, {"999999999"});
+    expect_refused(run(start + " --task single"), 1, {"tokenizer", "--haystacks"});
+  }
+  expect_refused(run("eval needle " + model("qwen3") + " --task multi-query"), 2, {"single or multi-key"});
+  expect_refused(run("eval needle " + model("qwen3") + " --task single,single"), 2, {"one task"});
+}
+
+TEST_F(Cli, GenerateComparesTextsWithBf16) {
+  write("p.json", "[[3, 5, 7], [11, 12, 13, 14], [2]]");
+  const std::string start = "-q eval generate " + model("qwen3") + " --kv bf16,naive2:group=16 ";
+  const std::string end =
+      " --max-tokens 90 --sink 0 --recent 0 --ignore-eos --json --save " + path("t.jsonl");
+  const Result r = run(start + "--prompts " + path("p.json") + end);
+  ASSERT_EQ(r.code, 0) << r.err;
+  const auto bf16 = nlohmann::json::parse(r.out.substr(0, r.out.find('\n')));
+  EXPECT_EQ(bf16["judge"], "generate");
+  EXPECT_EQ(bf16["tokens"], 270);
+  EXPECT_EQ(bf16["same"], 3);
+  EXPECT_EQ(bf16["agree"], 1.0);
+  const auto naive = nlohmann::json::parse(r.out.substr(r.out.find('\n') + 1));
+  EXPECT_EQ(naive["prompts"], 3);
+  EXPECT_TRUE(naive.contains("collapsed"));
+  std::stringstream saved;
+  saved << std::ifstream(path("t.jsonl")).rdbuf();
+  EXPECT_EQ(nlohmann::json::parse(saved.str().substr(0, saved.str().find('\n')))["tokens"].size(), 90u);
+  EXPECT_EQ(run(start + "--prompts " + path("p.json") + end).out, r.out);
+  EXPECT_EQ(run(start + "--tokens " + tokens(400) + " --pieces 2 --prompt-tokens 20 --max-tokens 5").code, 0);
+  write("empty.txt", "\n \n");
+  expect_refused(run(start + "--prompts " + path("empty.txt")), 2, {"empty.txt", "no prompt"});
+  write("words.txt", "Once upon a time\n");
+  expect_refused(run(start + "--prompts " + path("words.txt")), 1, {"tokenizer"});
+  write("bad.json", "[3, 4]");
+  expect_refused(run(start + "--prompts " + path("bad.json")), 1, {"bad.json", "prompt 0", "array"});
+  expect_refused(run(start), 2, {"--prompts"});
+  expect_refused(run(start + "--prompts " + path("p.json") + " --max-tokens 99999999"), 2,
+                 {"99999999", "context"});
+}
+
 }  // namespace

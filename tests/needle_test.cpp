@@ -1,126 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
-// Retrieval through the whole stack on needle-15m (head_dim 128): single needles in noise, bf16 and 2-bit
-// caches after a calibration on text of the model's own kind. The model lies beside the project, not in it;
-// its tests say so plainly when it is absent.
+// The retrieval judges through the whole stack on needle-15m (head_dim 128), bf16 and 2-bit caches after a
+// calibration on text of the model's own kind. The model lies beside the project, not in it; its tests say so
+// plainly when it is absent.
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <random>
 
 #include "calibrate/calibrate.h"
 #include "engine/device.h"
 #include "engine/engine.h"
 #include "eval/needle.h"
+#include "eval/ruler.h"
 #include "model/model.h"
 
 namespace kv2 {
 namespace {
 
 constexpr int kMaxRows = 512;
-const char* const kNoise[] = {
-    " The rain is cold.",          " The river was deep and slow.", " Come back with the paper.",
-    " The hill is far from here.", " The wind will turn.",          " The light is low.",
-    " The old tree was tall.",     " Some snow is on the roof.",    " The moon is bright."};
-const char* const kWords[] = {"river", "stone", "paper", "light", "tree", "snow", "moon", "wind"};
-
-/// Haystacks of exactly n tokens with one needle, and the question behind them.
-class Haystacks {
- public:
-  Haystacks(const Tokenizer& tokenizer, uint32_t seed) : tokenizer_(tokenizer), rng_(seed) {}
-
-  struct Case {
-    std::vector<int32_t> prefix;
-    NeedleQuestion question;
-  };
-  Case make(size_t n_tokens, double depth) {
-    const std::string key = pick(kWords) + "-" + pick(kWords);
-    std::string number;
-    for (int i = 0; i < 7; i++) number += static_cast<char>('0' + rng_() % 10);
-    const auto needle = ids(" One of the special magic numbers for " + key + " is: " + number + ".");
-    Case c;
-    c.prefix =
-        ids("Some special magic numbers are hidden within the following text. Make sure to memorize it. I "
-            "will quiz "
-            "you about the numbers afterwards.\n");
-    bool hidden = false;
-    while (c.prefix.size() + needle.size() < n_tokens || !hidden) {
-      if (!hidden && static_cast<double>(c.prefix.size()) >= depth * static_cast<double>(n_tokens)) {
-        c.prefix.insert(c.prefix.end(), needle.begin(), needle.end());
-        hidden = true;
-      }
-      const auto sentence = ids(kNoise[rng_() % std::size(kNoise)]);
-      c.prefix.insert(c.prefix.end(), sentence.begin(), sentence.end());
-    }
-    c.question.question = ids("\nWhat is the special magic number for " + key +
-                              " mentioned in the provided text? The special magic number for " + key +
-                              " mentioned in the provided text is");
-    c.question.answer = ids(" " + number + ".");
-    return c;
-  }
-  /// Text of the same kind for calibration: haystacks with their questions answered.
-  std::vector<int32_t> text(size_t n_tokens) {
-    std::vector<int32_t> out;
-    while (out.size() < n_tokens) {
-      const Case c = make(300, 0.3);
-      for (const auto* part : {&c.prefix, &c.question.question, &c.question.answer})
-        out.insert(out.end(), part->begin(), part->end());
-    }
-    return out;
-  }
-
- private:
-  std::vector<int32_t> ids(const std::string& text) const {
-    return tokenizer_.encode(text, Tokenizer::Special::AsText, Tokenizer::Bos::Never);
-  }
-  template <size_t n>
-  std::string pick(const char* const (&list)[n]) {
-    return list[rng_() % n];
-  }
-  const Tokenizer& tokenizer_;
-  std::mt19937 rng_;
-};
+const char* const kModel = KV2_SOURCE_DIR "/../shared/models/needle-15m";
 
 class Needle : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string path = KV2_SOURCE_DIR "/../shared/models/needle-15m";
-    if (!std::filesystem::exists(path)) GTEST_SKIP() << "not run: needle-15m is not at ../shared/models";
+    if (!std::filesystem::exists(kModel)) GTEST_SKIP() << "not run: needle-15m is not at ../shared/models";
     backend_ = open_device({});
-    model_ = Model::load(path, *backend_, kMaxRows);
+    model_ = Model::load(kModel, *backend_, kMaxRows);
     std::string why;
     tokenizer_ = load_tokenizer(model_->file(), &why);
     ASSERT_TRUE(tokenizer_) << why;
-    Haystacks own(*tokenizer_, 99);
-    const CalibrateOptions options{.n_tokens = 4096, .n_held_out = 512};
-    calibration_ = calibrate(*model_, own.text(options.n_tokens + options.n_held_out), options);
+    writer_ = std::make_unique<HaystackWriter>(*tokenizer_, WordList::choose("", kModel),
+                                               std::vector<std::string>{});
+    const CalibrateOptions options{.n_tokens = 8192, .n_held_out = 1024, .window = 2048};
+    const std::vector<RetrievalTask> tasks = {RetrievalTask::parse("niah_multikey_2"),
+                                              RetrievalTask::parse("niah_single_2")};
+    calibration_ = calibrate(*model_, writer_->training_text(tasks, 2048, 5, 99), options);
   }
-  /// How many of these needles greedy decoding finds.
-  int found(const char* method, const std::vector<Haystacks::Case>& cases) {
-    int n = 0;
-    for (const auto& c : cases)
-      n += needle_exact(*model_, CacheSpec::parse(method), &calibration_, c.prefix, {c.question})[0];
-    return n;
+
+  std::vector<CacheSpec> specs(const std::vector<std::string>& methods) const {
+    std::vector<CacheSpec> out;
+    for (const std::string& m : methods) out.push_back(CacheSpec::parse(m));
+    return out;
   }
 
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> tokenizer_;
+  std::unique_ptr<HaystackWriter> writer_;
   Calibration calibration_;
 };
 
-TEST_F(Needle, SingleNeedlesAt4096) {
-  Haystacks haystacks(*tokenizer_, 7);
-  std::vector<Haystacks::Case> cases;
-  for (double depth : {0.1, 0.35, 0.6, 0.85}) cases.push_back(haystacks.make(4096, depth));
-  EXPECT_EQ(found("bf16", cases), 4);
-  EXPECT_EQ(found("oscar2", cases), 4);
-  EXPECT_EQ(found("kv2", cases), 4);
+TEST_F(Needle, EveryDepthAt4096) {
+  const NeedlePlan plan{.task = RetrievalTask::parse("single"),
+                        .lengths = {4096},
+                        .n_depths = 4,
+                        .samples = 1,
+                        .answer_tokens = 24,
+                        .seed = 7};
+  const auto cells = measure_needles(*model_, specs({"bf16", "oscar2", "kv2"}), &calibration_, *writer_, plan,
+                                     {.answer_tokens = 24}, tokenizer_.get(), {});
+  ASSERT_EQ(cells.size(), 12u);
+  for (const NeedleCell& c : cells) {
+    EXPECT_EQ(c.exact, 1) << c.method << " " << c.depth;
+    EXPECT_EQ(c.substring, 1) << c.method << " " << c.depth;
+  }
 }
 
-TEST_F(Needle, SingleNeedleAt32768) {
-  Haystacks haystacks(*tokenizer_, 8);
-  const std::vector<Haystacks::Case> cases = {haystacks.make(32768, 0.4)};
-  for (const char* method : {"bf16", "oscar2"}) EXPECT_EQ(found(method, cases), 1) << method;
+// The hardest task tells methods apart; the numbers of docs/quality.md need more questions.
+TEST_F(Needle, MultiKeyUuidsTellMethodsApart) {
+  const std::vector<HaystackSet> sets = make_haystacks(
+      *writer_,
+      {.tasks = {RetrievalTask::parse("niah_multikey_3")}, .lengths = {4096}, .questions = 16, .seed = 5});
+  ASSERT_EQ(sets[0].haystacks.size(), 1u);
+  EXPECT_GT(sets[0].haystacks[0].n_needles, 35);
+  const auto results = measure_ruler(*model_, specs({"bf16", "naive2", "kv2"}), &calibration_, sets,
+                                     {.answer_tokens = 48}, tokenizer_.get(), {});
+  EXPECT_EQ(results[0].exact, 1);
+  EXPECT_EQ(results[0].substring, 1);
+  EXPECT_LT(results[1].exact, 0.6);
+  EXPECT_GE(results[2].exact, 0.8);
+  EXPECT_GE(results[1].substring, results[1].exact);
+}
+
+TEST_F(Needle, OneNeedleAt32768) {
+  const NeedlePlan plan{.task = RetrievalTask::parse("single"),
+                        .lengths = {32768},
+                        .n_depths = 1,
+                        .samples = 1,
+                        .answer_tokens = 0,
+                        .seed = 8};
+  for (const NeedleCell& c : measure_needles(*model_, specs({"bf16", "oscar2"}), &calibration_, *writer_,
+                                             plan, {.answer_tokens = 0}, nullptr, {}))
+    EXPECT_EQ(c.exact, 1) << c.method;
 }
 
 }  // namespace

@@ -1,90 +1,188 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "eval/needle.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/check.h"
-#include "base/log.h"
-#include "calibrate/sequence_walk.h"
 
 namespace kv2 {
 namespace {
 
-constexpr int kChunk = 512;
+/// A haystack, and the depth that each of its questions belongs to.
+struct Asked {
+  Haystack haystack;
+  std::vector<size_t> depth_of;
+};
 
-/// Feeds question and answer to a fork of the prefix and compares the arg max of every row that predicts the
-/// answer.
-bool answers(Model& model, KvCache& cache, SequenceId sequence, int64_t prefix_tokens,
-             const NeedleQuestion& q, int chunk) {
-  std::vector<int32_t> text(q.question);
-  text.insert(text.end(), q.answer.begin(),
-              q.answer.end() - 1);  // nothing is asked behind the last answer token
-  const int64_t n = static_cast<int64_t>(text.size());
-  const int64_t first_scored = static_cast<int64_t>(q.question.size()) - 1;
-  const bool exact = cache.spec().prefill == PrefillPolicy::Exact;
-  const int64_t full_until = exact ? prefix_tokens + first_scored + 1 : 0;
-  const size_t vocab = model.config().vocab;
-  std::vector<float> logits;
-  for (int64_t begin = 0; begin < n; begin += chunk) {
-    const auto piece = std::span(text).subspan(begin, std::min<int64_t>(chunk, n - begin));
-    const int first_row = static_cast<int>(std::clamp<int64_t>(first_scored - begin, 0, piece.size()));
-    logits.resize((piece.size() - first_row) * vocab);
-    feed(model, cache,
-         Feed{.sequence = sequence,
-              .tokens = piece,
-              .full_until = full_until,
-              .first_logit_row = first_row,
-              .logits = logits});
-    for (size_t row = first_row; row < piece.size(); row++) {
-      const auto values = std::span(logits).subspan((row - first_row) * vocab, vocab);
-      const auto best = std::max_element(values.begin(), values.end()) - values.begin();
-      if (best != q.answer[begin + static_cast<int64_t>(row) - first_scored]) return false;
+std::vector<double> depths_of(int n) {
+  if (n < 1) throw_error(ErrorCode::BadArgument, "{} depths: one is needed at least", n);
+  if (n == 1) return {0.5};
+  std::vector<double> out;
+  for (int i = 0; i < n; i++) out.push_back(static_cast<double>(i) / (n - 1));
+  return out;
+}
+
+/// All haystacks of one length.
+std::vector<Asked> make_haystacks(const HaystackWriter& writer, const NeedlePlan& plan, int64_t length,
+                                  const std::vector<double>& depths) {
+  HaystackRequest request{.task = plan.task,
+                          .length = length,
+                          .answer_tokens = plan.answer_tokens,
+                          .max_questions = static_cast<int>(depths.size()),
+                          .depths = {}};
+  std::vector<Asked> out;
+  const auto n_depths = static_cast<int64_t>(depths.size());
+  for (int sample = 0; sample < plan.samples; sample++) {
+    if (plan.task.shape == TaskShape::MultiKey) {
+      request.task.n_keys = static_cast<int>(n_depths);
+      request.depths = depths;
+      Haystack h = writer.make(request, plan.seed, sample);
+      std::vector<size_t> order(h.questions.size()), depth_of(h.questions.size());
+      std::iota(order.begin(), order.end(), size_t{0});
+      std::sort(order.begin(), order.end(),
+                [&](size_t a, size_t b) { return h.questions[a].depth < h.questions[b].depth; });
+      for (size_t i = 0; i < order.size(); i++) depth_of[order[i]] = i;
+      out.push_back({std::move(h), std::move(depth_of)});
+      continue;
+    }
+    for (int64_t d = 0; d < n_depths; d++) {
+      request.depths = {depths[d]};
+      out.push_back({writer.make(request, plan.seed, sample * n_depths + d), {static_cast<size_t>(d)}});
     }
   }
-  return true;
+  return out;
+}
+
+std::vector<NeedleCell> judge(RetrievalRunner& runner, const std::vector<Asked>& asked, size_t n_depths,
+                              Progress& progress) {
+  std::vector<NeedleCell> cells(n_depths);
+  std::vector<double> substring(n_depths);
+  bool measured = true;
+  for (const Asked& a : asked) {
+    const std::vector<RetrievalScore> scores = runner.ask(a.haystack, progress);
+    for (size_t i = 0; i < scores.size(); i++) {
+      NeedleCell& cell = cells[a.depth_of[i]];
+      cell.questions++;
+      cell.exact += scores[i].exact;
+      substring[a.depth_of[i]] += scores[i].substring;
+      measured &= scores[i].substring >= 0;
+    }
+  }
+  for (size_t d = 0; d < n_depths; d++) {
+    const auto n = static_cast<double>(cells[d].questions);
+    cells[d].exact /= n;
+    cells[d].substring = measured ? substring[d] / n : -1;
+  }
+  return cells;
 }
 
 }  // namespace
 
-std::vector<uint8_t> needle_exact(Model& model, const CacheSpec& spec, const Calibration* calibration,
-                                  const std::vector<int32_t>& prefix,
-                                  const std::vector<NeedleQuestion>& questions) {
-  int64_t longest = 0;
-  for (const NeedleQuestion& q : questions) {
-    if (q.question.empty() || q.answer.empty())
-      throw_error(ErrorCode::BadArgument,
-                  "needle: question {} has {} question tokens and {} answer tokens, both need one",
-                  &q - questions.data(), q.question.size(), q.answer.size());
-    std::vector<int32_t> all(prefix);
-    all.insert(all.end(), q.question.begin(), q.question.end());
-    all.insert(all.end(), q.answer.begin(), q.answer.end());
-    require_tokens(all, model.config(), "needle");
-    longest = std::max(longest, static_cast<int64_t>(q.question.size() + q.answer.size()));
+void require_depth_task(const RetrievalTask& task) {
+  const bool shape = task.shape == TaskShape::Single || task.shape == TaskShape::MultiKey;
+  if (!shape || task.haystack == HaystackKind::Needles)
+    throw_error(ErrorCode::BadArgument,
+                "a map of depths needs the task single or multi-key in noise or an essay, found {}",
+                task.text());
+}
+
+std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpec>& specs,
+                                        const Calibration* calibration, const HaystackWriter& writer,
+                                        const NeedlePlan& plan, const RetrievalOptions& options,
+                                        const Tokenizer* tokenizer,
+                                        const std::function<void(std::span<const NeedleCell>)>& on_row) {
+  require_depth_task(plan.task);
+  const bool shared = plan.task.shape == TaskShape::MultiKey;
+  if (plan.samples < 1)
+    throw_error(ErrorCode::BadArgument, "{} samples: one is needed at least", plan.samples);
+  const std::vector<double> depths = depths_of(plan.n_depths);
+  int64_t total = 0;
+  for (const int64_t length : plan.lengths) {
+    if (length > model.config().context)
+      throw_error(ErrorCode::BadArgument, "length {} is past the model's context of {}", length,
+                  model.config().context);
+    total += length * plan.samples * (shared ? 1 : plan.n_depths);
   }
-  const int64_t n = static_cast<int64_t>(prefix.size());
-  const int chunk = std::min(kChunk, model.max_rows());
-  const CacheCapacity capacity{.context_tokens = n + longest, .n_sequences = 2, .chunk_tokens = chunk};
-  const std::unique_ptr<KvCache> cache = make_cache(model, spec, calibration, capacity);
-  const std::optional<SequenceId> base = cache->open();
-  KV2_CHECK(base.has_value());
-  const int64_t full_until =
-      spec.prefill == PrefillPolicy::Exact ? n : 0;  // each fork's prompt goes on from here
-  Progress progress("needle", n);
-  for (int64_t begin = 0; begin < n; begin += chunk) {
-    throw_if_interrupted();
-    const auto piece = std::span(prefix).subspan(begin, std::min<int64_t>(chunk, n - begin));
-    feed(model, *cache, Feed{.sequence = *base, .tokens = piece, .full_until = full_until});
-    progress.advance(static_cast<int64_t>(piece.size()));
+  RetrievalOptions together = options;
+  together.most_questions = shared ? plan.n_depths : 1;
+  Progress progress("needle", total * static_cast<int64_t>(specs.size()));
+  std::vector<NeedleCell> out;
+  for (const int64_t length : plan.lengths) {
+    const std::vector<Asked> asked = make_haystacks(writer, plan, length, depths);
+    for (const CacheSpec& spec : specs) {
+      RetrievalRunner runner(model, spec, calibration, length, together, tokenizer);
+      std::vector<NeedleCell> row = judge(runner, asked, depths.size(), progress);
+      for (size_t d = 0; d < row.size(); d++) {
+        NeedleCell& c = row[d];
+        c.method = spec.method_text();
+        c.history_bits = runner.plan().layout.history_bits();
+        c.task = plan.task.text();
+        c.length = length;
+        c.depth = depths[d];
+        c.sink = spec.sink_tokens;
+        c.recent = spec.recent_tokens;
+        c.prefill = spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
+        c.seed = plan.seed;
+      }
+      if (on_row) on_row(row);
+      out.insert(out.end(), row.begin(), row.end());
+    }
   }
-  std::vector<uint8_t> out;
-  for (const NeedleQuestion& q : questions) {
-    throw_if_interrupted();
-    const std::optional<SequenceId> fork = cache->fork(*base);
-    if (!fork)
-      throw_error(ErrorCode::OutOfMemory, "needle: the cache has no room for a fork of {} tokens", n);
-    out.push_back(answers(model, *cache, *fork, n, q, chunk));
-    cache->close(*fork);
+  return out;
+}
+
+std::string to_json(const NeedleCell& c) {
+  nlohmann::ordered_json j;
+  j["judge"] = "needle";
+  j["method"] = c.method;
+  j["history_bits"] = c.history_bits;
+  j["task"] = c.task;
+  j["length"] = c.length;
+  j["depth"] = c.depth;
+  j["questions"] = c.questions;
+  j["exact"] = c.exact;
+  if (c.substring >= 0) j["substring"] = c.substring;
+  j["sink"] = c.sink;
+  j["recent"] = c.recent;
+  j["prefill"] = c.prefill;
+  j["seed"] = c.seed;
+  return j.dump();
+}
+
+std::string to_table(const std::vector<NeedleCell>& cells) {
+  std::vector<std::string> methods;
+  std::vector<int64_t> lengths;
+  std::vector<double> depths;
+  const auto add = [](auto& list, const auto& value) {
+    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+  };
+  for (const NeedleCell& c : cells) add(methods, c.method), add(lengths, c.length), add(depths, c.depth);
+  std::string out;
+  for (const std::string& method : methods) {
+    out += fmt::format("{}\n{:>7}", method, "depth");
+    for (const int64_t length : lengths) out += fmt::format(" {:>13}", length);
+    for (const double depth : depths) {
+      out += fmt::format("\n{:>6.1f}%", 100 * depth);
+      for (const int64_t length : lengths)
+        for (const NeedleCell& c : cells) {
+          if (c.method != method || c.length != length || c.depth != depth) continue;
+          const std::string text = c.substring < 0
+                                       ? fmt::format("{:.0f}", 100 * c.exact)
+                                       : fmt::format("{:.0f} / {:.0f}", 100 * c.exact, 100 * c.substring);
+          out += fmt::format(" {:>13}", text);
+        }
+    }
+    out += "\n\n";
   }
+  const bool substring = !cells.empty() && cells.front().substring >= 0;
+  if (!cells.empty())
+    out += fmt::format("{} in percent, {} question{} a cell, task {}\n",
+                       substring ? "exact / substring" : "exact", cells.front().questions,
+                       cells.front().questions == 1 ? "" : "s", cells.front().task);
   return out;
 }
 

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// kv2 eval needle MODEL: single needles over depth x length.
+#include "eval/needle.h"
+
+#include <fmt/format.h>
+
+#include "apps/retrieval_options.h"
+#include "base/check.h"
+
+namespace kv2::app {
+namespace {
+
+struct Options {
+  RetrievalFlags flags;
+  NeedlePlan plan;
+};
+
+void run(const Options& o) {
+  const std::vector<CacheSpec> specs = o.flags.eval.specs();
+  const std::vector<RetrievalTask> tasks = o.flags.parsed_tasks();
+  if (tasks.size() != 1)
+    throw_error(ErrorCode::BadArgument, "eval needle judges one task, found {}; eval ruler takes several",
+                tasks.size());
+  require_depth_task(tasks[0]);
+  Session s = open_judge(o.flags.eval.model, o.flags.chunk);
+  NeedlePlan plan = o.plan;
+  plan.task = tasks[0];
+  plan.lengths = o.flags.parsed_lengths(*s.model);
+  plan.answer_tokens = o.flags.answer_tokens;
+  plan.seed = o.flags.seed;
+  const HaystackWriter writer = o.flags.writer(s);
+  const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
+  const auto print = [&](std::span<const NeedleCell> row) {
+    if (!o.flags.eval.json) return;
+    for (const NeedleCell& c : row) fmt::print("{}\n", to_json(c));
+    std::fflush(stdout);
+  };
+  const auto cells = measure_needles(*s.model, specs, calibration ? &*calibration : nullptr, writer, plan,
+                                     o.flags.options(plan.n_depths),
+                                     o.flags.substring() ? s.tokenizer.get() : nullptr, print);
+  if (!o.flags.eval.json) fmt::print("{}", to_table(cells));
+}
+
+}  // namespace
+
+void add_eval_needle(CLI::App& eval) {
+  auto* app = eval.add_subcommand("needle", "single needles over depth x length, a heat map per method");
+  auto o = std::make_shared<Options>();
+  o->flags.add_to(*app, "single");
+  app->add_option("--depths", o->plan.n_depths, "depths from 0 to 100 %")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--samples", o->plan.samples, "needles of each depth and length")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app->callback([o] { run(*o); });
+}
+
+}  // namespace kv2::app

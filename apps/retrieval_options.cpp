@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "apps/retrieval_options.h"
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "base/file.h"
+#include "base/log.h"
+
+namespace kv2::app {
+
+void RetrievalFlags::add_to(CLI::App& app, const std::string& default_task) {
+  eval.add_to(app, "bf16,quarot2");
+  tasks = {default_task};
+  std::string help =
+      "ruler (all of RULER's), or tasks with parameters: haystack=noise|essay|needles, "
+      "keys= and values=word|number|uuid, n-keys=, n-values=, n-queries= "
+      "('multi-key:haystack=needles,keys=uuid,values=uuid')";
+  for (const RetrievalTaskInfo& t : retrieval_tasks())
+    help += fmt::format("\n  {}: {}", t.name, t.description);
+  app.add_option("--task", tasks, help)->allow_extra_args(false)->type_name("TASK")->capture_default_str();
+  app.add_option("--length", lengths,
+                 "tokens, question and answer included: --length 4096,32768; default: 4096")
+      ->delimiter(',');
+  app.add_option("--words", words,
+                 "words of keys and values; default: words.txt of the model's folder, or built in");
+  app.add_option("--essay", essay,
+                 "a text file whose sentences fill essay haystacks; default: made-up sentences");
+  app.add_option("--score", score,
+                 "exact: every answer token is the arg max; both: also substring, RULER's, of generated text")
+      ->check(CLI::IsMember({"both", "exact"}));
+  app.add_option("--answer-tokens", answer_tokens, "most tokens of a generated answer")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--chunk", chunk, "tokens per forward")
+      ->check(CLI::Range(1, 1 << 14))
+      ->capture_default_str();
+  app.add_option("--seed", seed, "of the haystacks")->capture_default_str();
+}
+
+std::vector<RetrievalTask> RetrievalFlags::parsed_tasks() const {
+  std::vector<RetrievalTask> out;
+  for (const std::string& text : split_methods(tasks)) {
+    if (text != "ruler") {
+      out.push_back(RetrievalTask::parse(text));
+      continue;
+    }
+    for (const RetrievalTaskInfo& t : retrieval_tasks())
+      if (t.name.starts_with("niah_")) out.push_back(RetrievalTask::parse(t.name));
+  }
+  return out;
+}
+
+std::vector<int64_t> RetrievalFlags::parsed_lengths(const Model& model) const {
+  const int64_t context = model.config().context;
+  if (lengths.empty()) return {std::min<int64_t>(4096, context)};
+  for (const int64_t n : lengths)
+    if (n < 1 || n > context)
+      throw_error(ErrorCode::BadArgument, "--length {}: this model reads 1 to {} tokens", n, context);
+  return lengths;
+}
+
+HaystackWriter RetrievalFlags::writer(const Session& session) const {
+  const Tokenizer& tokenizer =
+      session.require_tokenizer("haystacks of token ids can be given with eval ruler --haystacks FILE.json");
+  WordList list = WordList::choose(words, eval.model.model);
+  log_info(fmt::format("words        {} of {}", list.words.size(), list.source));
+  std::vector<std::string> sentences;
+  if (!essay.empty()) {
+    sentences = sentences_of(read_file(essay, size_t{1} << 30), essay);
+    log_info(fmt::format("essay        {} sentences of {}", sentences.size(), essay));
+  }
+  return HaystackWriter(tokenizer, std::move(list), std::move(sentences));
+}
+
+RetrievalOptions RetrievalFlags::options(int most_questions) const {
+  return {.chunk_tokens = chunk,
+          .answer_tokens = substring() ? answer_tokens : 0,
+          .most_questions = most_questions};
+}
+
+}  // namespace kv2::app

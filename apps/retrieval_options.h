@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `eval needle` and `eval ruler` share: tasks, words and essays, lengths, and how answers are scored.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "apps/eval.h"
+#include "eval/haystack.h"
+#include "eval/retrieval.h"
+
+namespace kv2::app {
+
+struct RetrievalFlags {
+  EvalOptions eval;
+  std::vector<std::string> tasks;
+  std::vector<int64_t> lengths;
+  std::string words, essay, score = "both";
+  int64_t answer_tokens = 128;
+  int chunk = 512;
+  uint64_t seed = 0;
+
+  void add_to(CLI::App& app, const std::string& default_task);
+  /// --task, with RULER's eight for "ruler".
+  std::vector<RetrievalTask> parsed_tasks() const;
+  /// --length, or 4,096 (the model's context where that is shorter). Errors: BadArgument past the context.
+  std::vector<int64_t> parsed_lengths(const Model& model) const;
+  HaystackWriter writer(const Session& session) const;
+  RetrievalOptions options(int most_questions) const;
+  bool substring() const { return score != "exact"; }
+};
+
+}  // namespace kv2::app

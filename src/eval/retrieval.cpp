@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "eval/retrieval.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "eval/batch_feed.h"
+
+namespace kv2 {
+namespace {
+
+std::string lower(std::string text) {
+  for (char& c : text)
+    if (c >= 'A' && c <= 'Z') c += 'a' - 'A';
+  return text;
+}
+
+/// A free answer on its way.
+struct Answer {
+  size_t question;
+  SequenceId sequence;
+  std::vector<int32_t> tokens;
+};
+
+}  // namespace
+
+double substring_score(const std::string& said, const std::vector<std::string>& values) {
+  if (values.empty()) return -1;
+  const std::string text = lower(said);
+  double found = 0;
+  for (const std::string& v : values) found += text.find(lower(v)) != std::string::npos;
+  return found / static_cast<double>(values.size());
+}
+
+RetrievalRunner::RetrievalRunner(Model& model, const CacheSpec& spec, const Calibration* calibration,
+                                 int64_t context, const RetrievalOptions& options, const Tokenizer* tokenizer)
+    : model_(model), options_(options), context_(context), tokenizer_(tokenizer) {
+  if (context > model.config().context)
+    throw_error(ErrorCode::BadArgument, "haystacks of {} tokens, but the model's context is {}", context,
+                model.config().context);
+  if (options.chunk_tokens < 1 || options.most_questions < 1 || options.answer_tokens < 0)
+    throw_error(ErrorCode::BadArgument,
+                "retrieval: chunks of {} tokens, {} questions at once, {} answer tokens",
+                options.chunk_tokens, options.most_questions, options.answer_tokens);
+  const int chunk = std::min(options.chunk_tokens, model.max_rows());
+  const int together = std::min(options.most_questions, model.max_rows());
+  const CacheCapacity capacity = capacity_that_fits(
+      model, spec, {.context_tokens = context, .n_sequences = together + 1, .chunk_tokens = chunk}, 2);
+  options_.most_questions = capacity.n_sequences - 1;
+  cache_ = make_cache(model, spec, calibration, capacity);
+}
+
+void RetrievalRunner::check(const Haystack& h) const {
+  require_tokens(h.ids, model_.config(), "haystack");
+  for (const RetrievalQuestion& q : h.questions) {
+    if (q.question.empty() || q.answer.empty())
+      throw_error(ErrorCode::BadArgument,
+                  "question {} has {} question tokens and {} answer tokens, both need one",
+                  &q - h.questions.data(), q.question.size(), q.answer.size());
+    require_in_vocabulary(q.question, model_.config(), "question");
+    require_in_vocabulary(q.answer, model_.config(), "answer");
+    const auto n = static_cast<int64_t>(h.ids.size() + q.question.size() + q.answer.size());
+    if (n > context_)
+      throw_error(ErrorCode::BadArgument, "haystack, question and answer are {} tokens, the cache holds {}",
+                  n, context_);
+  }
+}
+
+/// The question belongs to the prompt, of which `exact` reads everything in bf16.
+int64_t RetrievalRunner::full_until(SequenceId base, const RetrievalQuestion& q) const {
+  if (cache_->spec().prefill != PrefillPolicy::Exact) return 0;
+  return cache_->n_tokens(base) + static_cast<int64_t>(q.question.size());
+}
+
+SequenceId RetrievalRunner::read(const std::vector<int32_t>& ids, Progress& progress) {
+  const std::optional<SequenceId> base = cache_->open();
+  KV2_CHECK(base.has_value());
+  const auto n = static_cast<int64_t>(ids.size());
+  const int chunk = cache_->plan().capacity.chunk_tokens;
+  const int64_t full_until = cache_->spec().prefill == PrefillPolicy::Exact ? n : 0;
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    throw_if_interrupted();
+    const auto piece = std::span(ids).subspan(begin, std::min<int64_t>(chunk, n - begin));
+    feed(model_, *cache_, {.sequence = *base, .tokens = piece, .full_until = full_until});
+    progress.advance(static_cast<int64_t>(piece.size()));
+  }
+  return *base;
+}
+
+std::vector<SequenceId> RetrievalRunner::fork(SequenceId base, size_t n) {
+  std::vector<SequenceId> out;
+  for (size_t i = 0; i < n; i++) {
+    const std::optional<SequenceId> id = cache_->fork(base);
+    KV2_CHECK(id.has_value(), "fork {} of {}", i, n);  // planned for
+    out.push_back(*id);
+  }
+  return out;
+}
+
+void RetrievalRunner::force(SequenceId base, std::span<const RetrievalQuestion> questions,
+                            std::span<RetrievalScore> scores) {
+  const std::vector<SequenceId> forks = fork(base, questions.size());
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<BatchPart> parts;
+  for (size_t i = 0; i < questions.size(); i++) {
+    const RetrievalQuestion& q = questions[i];
+    texts.push_back(q.question);
+    texts.back().insert(texts.back().end(), q.answer.begin(),
+                        q.answer.end() - 1);  // the last predicts nothing
+    scores[i].exact = true;
+  }
+  for (size_t i = 0; i < questions.size(); i++)
+    parts.push_back({.sequence = forks[i],
+                     .tokens = texts[i],
+                     .first_logit_row = questions[i].question.size() - 1,
+                     .full_until = full_until(base, questions[i])});
+  feed_batch(model_, *cache_, parts, [&](size_t part, size_t row, std::span<const float> logits) {
+    const RetrievalQuestion& q = questions[part];
+    scores[part].exact &= arg_max(logits) == q.answer[row - (q.question.size() - 1)];
+  });
+  for (const SequenceId id : forks) cache_->close(id);
+}
+
+void RetrievalRunner::answer_freely(SequenceId base, std::span<const RetrievalQuestion> questions,
+                                    std::span<RetrievalScore> scores) {
+  std::vector<Answer> running;
+  std::vector<BatchPart> parts;
+  for (size_t i = 0; i < questions.size(); i++) {
+    if (questions[i].values.empty()) continue;
+    scores[i].substring = 1;  // an exact answer says all values
+    if (!scores[i].exact) running.push_back({i, {}, {}});
+  }
+  const std::vector<SequenceId> forks = fork(base, running.size());
+  for (size_t i = 0; i < running.size(); i++) {
+    running[i].sequence = forks[i];
+    const RetrievalQuestion& q = questions[running[i].question];
+    parts.push_back({.sequence = forks[i],
+                     .tokens = q.question,
+                     .first_logit_row = q.question.size() - 1,
+                     .full_until = full_until(base, q)});
+  }
+  const std::vector<int32_t>& eos = model_.config().eos;
+  while (!running.empty()) {
+    std::vector<uint8_t> done(running.size());
+    feed_batch(model_, *cache_, parts, [&](size_t part, size_t, std::span<const float> logits) {
+      Answer& a = running[part];
+      const RetrievalQuestion& q = questions[a.question];
+      a.tokens.push_back(arg_max(logits));
+      const std::string said = tokenizer_->decode(a.tokens, Tokenizer::Special::Parse);
+      scores[a.question].substring = substring_score(said, q.values);
+      done[part] = std::find(eos.begin(), eos.end(), a.tokens.back()) != eos.end() ||
+                   static_cast<int64_t>(a.tokens.size()) >= options_.answer_tokens ||
+                   cache_->n_tokens(a.sequence) >= context_ || scores[a.question].substring == 1;
+    });
+    std::vector<Answer> rest;
+    for (size_t i = 0; i < running.size(); i++)
+      if (!done[i]) rest.push_back(std::move(running[i]));
+    running = std::move(rest);
+    parts.clear();
+    for (const Answer& a : running)
+      parts.push_back({.sequence = a.sequence,
+                       .tokens = std::span(a.tokens).last(1),
+                       .full_until = full_until(base, questions[a.question])});
+  }
+  for (const SequenceId id : forks) cache_->close(id);
+}
+
+std::vector<RetrievalScore> RetrievalRunner::ask(const Haystack& h, Progress& progress) {
+  check(h);
+  const SequenceId base = read(h.ids, progress);
+  std::vector<RetrievalScore> out(h.questions.size());
+  const auto most = static_cast<size_t>(options_.most_questions);
+  for (size_t from = 0; from < out.size(); from += most) {
+    const size_t n = std::min(most, out.size() - from);
+    const auto questions = std::span(h.questions).subspan(from, n);
+    const auto scores = std::span(out).subspan(from, n);
+    force(base, questions, scores);
+    if (tokenizer_ != nullptr && options_.answer_tokens > 0) answer_freely(base, questions, scores);
+  }
+  cache_->close(base);
+  return out;
+}
+
+}  // namespace kv2

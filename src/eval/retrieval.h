@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// RetrievalRunner: asks a model the questions of haystacks through one method's cache. A haystack is read
+// once, in chunks, and forked for every question; the questions of one haystack go through the model as one
+// batch. Everything is read under the rule of visibility, the question and the answer too.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/log.h"
+#include "calibrate/sequence_walk.h"
+#include "eval/haystack.h"
+
+namespace kv2 {
+
+struct RetrievalOptions {
+  int chunk_tokens = 512;       // of the prefill
+  int64_t answer_tokens = 128;  // most tokens of a free answer; 0: no free answers, no substring score
+  int most_questions = 16;      // asked together, as far as memory allows
+};
+
+/// How one question was answered.
+struct RetrievalScore {
+  /// Every token of the answer is the arg max after the tokens before it (teacher forced): what greedy
+  /// decoding says, up to the answer's period.
+  bool exact = false;
+  /// RULER's score of the freely generated text: share of the values that it contains, case ignored. -1: not
+  /// asked for, or the question has no values. An exact answer contains them and is not generated again.
+  double substring = -1;
+};
+
+/// RULER's score of one text: the share of `values` that it contains, ASCII case ignored.
+double substring_score(const std::string& said, const std::vector<std::string>& values);
+
+class RetrievalRunner {
+ public:
+  /// context: tokens of the longest haystack with question and answer. tokenizer: of free answers, may be
+  /// nullptr (no substring score). Model and tokenizer must outlive this. Errors: BadArgument past the
+  /// model's context, OutOfMemory with what would fit, those of make_cache.
+  RetrievalRunner(Model& model, const CacheSpec& spec, const Calibration* calibration, int64_t context,
+                  const RetrievalOptions& options, const Tokenizer* tokenizer);
+
+  /// One score per question, in their order. Advances `progress` by the haystack's tokens. Errors:
+  /// BadArgument for an empty haystack, question or answer, ids out of the vocabulary, and what is longer
+  /// than `context`.
+  std::vector<RetrievalScore> ask(const Haystack& haystack, Progress& progress);
+
+  const CachePlan& plan() const { return cache_->plan(); }
+
+ private:
+  void check(const Haystack& h) const;
+  SequenceId read(const std::vector<int32_t>& ids, Progress& progress);
+  std::vector<SequenceId> fork(SequenceId base, size_t n);
+  void force(SequenceId base, std::span<const RetrievalQuestion> questions, std::span<RetrievalScore> scores);
+  void answer_freely(SequenceId base, std::span<const RetrievalQuestion> questions,
+                     std::span<RetrievalScore> scores);
+  int64_t full_until(SequenceId base, const RetrievalQuestion& q) const;
+
+  Model& model_;
+  RetrievalOptions options_;
+  int64_t context_;
+  const Tokenizer* tokenizer_;
+  std::unique_ptr<KvCache> cache_;
+};
+
+}  // namespace kv2

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// RetrievalRunner against greedy decoding token by token, and measure_ruler and measure_needles over it.
+#include "eval/retrieval.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "calibrate/tiny_model.h"
+#include "eval/needle.h"
+#include "eval/ruler.h"
+#include "eval/test_letters.h"
+#include "kv2/error.h"
+
+namespace kv2 {
+namespace {
+
+using testing::kTinyVocab;
+using testing::letters;
+using testing::random_tokens;
+using testing::TinyModel;
+
+CacheSpec spec_of(const char* method, PrefillPolicy prefill) {
+  CacheSpec spec = CacheSpec::parse(method);
+  spec.sink_tokens = 0;
+  spec.recent_tokens = 64;
+  spec.prefill = prefill;
+  return spec;
+}
+
+/// What greedy decoding says after prefix and question, one token per forward.
+std::vector<int32_t> greedy(Model& model, const CacheSpec& spec, std::vector<int32_t> text, int n) {
+  SequenceWalk walk(model, spec, nullptr, static_cast<int64_t>(text.size()) + n, 1);
+  walk.restart(static_cast<int64_t>(text.size()));
+  std::vector<float> row(kTinyVocab);
+  std::vector<int32_t> out;
+  for (size_t i = 0; out.size() < static_cast<size_t>(n); i++) {
+    walk.advance(std::span(text).subspan(i, 1), row, nullptr);
+    if (i + 1 < text.size()) continue;
+    out.push_back(static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin()));
+    text.push_back(out.back());
+  }
+  return out;
+}
+
+std::vector<RetrievalScore> ask(Model& model, const CacheSpec& spec, const Haystack& h,
+                                const RetrievalOptions& options, const Tokenizer* tokenizer) {
+  Progress progress("test", 1);
+  return RetrievalRunner(model, spec, nullptr, 400, options, tokenizer).ask(h, progress);
+}
+
+/// A haystack with questions of several lengths; each right answer is followed by three wrong ones.
+Haystack haystack_with_answers(Model& model, const CacheSpec& spec) {
+  Haystack h{.ids = random_tokens(211, 1), .questions = {}, .n_needles = 0};
+  for (const int length : {1, 5, 40}) {
+    RetrievalQuestion q{
+        .question = random_tokens(length, 10 + length), .answer = {}, .values = {}, .depth = 0};
+    std::vector<int32_t> text(h.ids);
+    text.insert(text.end(), q.question.begin(), q.question.end());
+    q.answer = greedy(model, spec, text, 35);
+    h.questions.push_back(q);
+    for (const size_t wrong : {size_t{0}, size_t{20}, q.answer.size() - 1}) {
+      RetrievalQuestion bad = q;
+      bad.answer[wrong] = (bad.answer[wrong] + 1) % kTinyVocab;
+      h.questions.push_back(bad);
+    }
+  }
+  return h;
+}
+
+TEST(Retrieval, ExactAgreesWithGreedyDecoding) {
+  TinyModel model(30);  // haystack, question and answer all cross chunks and forwards
+  for (const auto& [method, prefill] : {std::pair{"bf16", PrefillPolicy::Windowed},
+                                        {"quarot2", PrefillPolicy::Windowed},
+                                        {"naive2", PrefillPolicy::Windowed},
+                                        {"naive2", PrefillPolicy::Exact}}) {
+    const CacheSpec spec = spec_of(method, prefill);
+    const Haystack h = haystack_with_answers(*model, spec);
+    for (const int together : {1, 5, 12}) {
+      std::vector<uint8_t> exact;
+      for (const RetrievalScore& s :
+           ask(*model, spec, h, {.chunk_tokens = 17, .answer_tokens = 0, .most_questions = together},
+               nullptr)) {
+        exact.push_back(s.exact);
+        EXPECT_EQ(s.substring, -1);
+      }
+      EXPECT_EQ(exact, (std::vector<uint8_t>{1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0}))
+          << method << " " << together;
+    }
+  }
+}
+
+TEST(Retrieval, SubstringIsOfFreelyGeneratedText) {
+  TinyModel model(64);
+  const CacheSpec spec = spec_of("naive2", PrefillPolicy::Windowed);
+  const Tokenizer tokenizer = letters();
+  Haystack h = haystack_with_answers(*model, spec);
+  for (RetrievalQuestion& q : h.questions) {
+    std::vector<int32_t> text(h.ids);
+    text.insert(text.end(), q.question.begin(), q.question.end());
+    const std::vector<int32_t> said = greedy(*model, spec, text, 6);
+    std::string half = tokenizer.decode(said, Tokenizer::Special::Parse);
+    for (char& c : half) c = static_cast<char>(std::toupper(c));  // case is ignored
+    q.values = {half, "no such text"};
+  }
+  const auto scores =
+      ask(*model, spec, h, {.chunk_tokens = 64, .answer_tokens = 6, .most_questions = 12}, &tokenizer);
+  for (size_t i = 0; i < scores.size(); i++) {
+    // What is behind an end of text is not generated.
+    const char end = testing::kLetters[testing::kTinyEos];
+    const bool ended =
+        h.questions[i].values[0].find(static_cast<char>(std::toupper(end))) != std::string::npos;
+    if (!ended) EXPECT_EQ(scores[i].substring, scores[i].exact ? 1 : 0.5) << i;
+  }
+}
+
+TEST(Retrieval, SubstringScoreIgnoresCaseAndCountsShares) {
+  EXPECT_EQ(substring_score(" It is 7-Ab, surely", {"7-aB"}), 1);
+  EXPECT_EQ(substring_score("7-a", {"7-ab", "7", "-A", "x"}), 0.5);
+  EXPECT_EQ(substring_score("", {"x"}), 0);
+  EXPECT_EQ(substring_score("anything", {}), -1);
+}
+
+TEST(Retrieval, RefusesNonsense) {
+  TinyModel model(64);
+  const CacheSpec spec = spec_of("bf16", PrefillPolicy::Windowed);
+  const RetrievalOptions options{.answer_tokens = 0};
+  const auto with = [](std::vector<int32_t> question, std::vector<int32_t> answer) {
+    return Haystack{.ids = random_tokens(20, 1),
+                    .questions = {{std::move(question), std::move(answer), {}, 0}},
+                    .n_needles = 0};
+  };
+  EXPECT_THROW(ask(*model, spec, with({}, {1}), options, nullptr), Error);
+  EXPECT_THROW(ask(*model, spec, with({1}, {}), options, nullptr), Error);
+  EXPECT_THROW(ask(*model, spec, with({1}, {kTinyVocab}), options, nullptr), Error);
+  EXPECT_THROW(ask(*model, spec, with(random_tokens(380, 2), {1}), options, nullptr), Error);
+  EXPECT_THROW(RetrievalRunner(*model, spec, nullptr, testing::kTinyContext + 1, options, nullptr), Error);
+  Haystack empty = with({1}, {1});
+  empty.ids.clear();
+  EXPECT_THROW(ask(*model, spec, empty, options, nullptr), Error);
+}
+
+TEST(Ruler, SumsScoresOfEveryMethodAndSet) {
+  TinyModel model(64);
+  const std::vector<CacheSpec> specs = {spec_of("bf16", PrefillPolicy::Windowed),
+                                        spec_of("naive2", PrefillPolicy::Windowed)};
+  std::vector<HaystackSet> sets;
+  for (const CacheSpec& spec : specs)  // each method knows the answers of its own set
+    sets.push_back({.task = spec.method.name,
+                    .length = 300,
+                    .seed = 0,
+                    .haystacks = {haystack_with_answers(*model, spec)}});
+  sets[0].haystacks.push_back(sets[0].haystacks[0]);
+  int reported = 0;
+  const auto results = measure_ruler(*model, specs, nullptr, sets, {.chunk_tokens = 50, .answer_tokens = 0},
+                                     nullptr, [&](const RulerResult&) { reported++; });
+  ASSERT_EQ(results.size(), 4u);
+  EXPECT_EQ(reported, 4);
+  EXPECT_EQ(results[0].exact, 0.25);
+  EXPECT_EQ(results[0].questions, 24);
+  EXPECT_EQ(results[0].haystacks, 2);
+  EXPECT_EQ(results[3].exact, 0.25);
+  EXPECT_EQ(results[3].questions, 12);
+  EXPECT_LT(results[1].exact, 0.25) << "naive2 says what bf16 says, on random weights with 2-bit keys";
+  EXPECT_EQ(results[1].method, "naive2");
+  EXPECT_EQ(results[1].task, "bf16");
+  EXPECT_EQ(to_json(results[0]).find("substring"), std::string::npos);
+  sets[0].haystacks[0].ids = random_tokens(testing::kTinyContext, 1);
+  EXPECT_THROW(measure_ruler(*model, specs, nullptr, sets, {}, nullptr, {}), Error);
+}
+
+TEST(Needle, FillsEveryCellOfTheMap) {
+  TinyModel model(64);
+  const Tokenizer tokenizer = letters();
+  const HaystackWriter writer(tokenizer, WordList::built_in(), {});
+  const std::vector<CacheSpec> specs = {spec_of("bf16", PrefillPolicy::Windowed),
+                                        spec_of("naive2", PrefillPolicy::Windowed)};
+  NeedlePlan plan{.task = RetrievalTask::parse("single"),
+                  .lengths = {600, 700},
+                  .n_depths = 3,
+                  .samples = 1,
+                  .answer_tokens = 4,
+                  .seed = 3};
+  int rows = 0;
+  const auto cells = measure_needles(*model, specs, nullptr, writer, plan, {.answer_tokens = 4}, &tokenizer,
+                                     [&](std::span<const NeedleCell> row) { rows += row.size() == 3; });
+  ASSERT_EQ(cells.size(), 12u);
+  EXPECT_EQ(rows, 4);
+  EXPECT_EQ(cells[4].depth, 0.5);
+  EXPECT_EQ(cells[4].method, "naive2");
+  EXPECT_EQ(cells[11].length, 700);
+  for (const NeedleCell& c : cells) {
+    EXPECT_EQ(c.questions, 1);
+    EXPECT_TRUE(c.exact == 0 || c.exact == 1);
+    EXPECT_GE(c.substring, 0);
+  }
+  plan.task = RetrievalTask::parse("multi-query");
+  EXPECT_THROW(measure_needles(*model, specs, nullptr, writer, plan, {}, &tokenizer, {}), Error);
+  plan.task = RetrievalTask::parse("single");
+  plan.lengths = {testing::kTinyContext + 1};
+  EXPECT_THROW(measure_needles(*model, specs, nullptr, writer, plan, {}, &tokenizer, {}), Error);
+}
+
+}  // namespace
+}  // namespace kv2
