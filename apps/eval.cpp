@@ -4,7 +4,11 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
+#include "apps/command_line.h"
 #include "base/log.h"
+#include "calibrate/text_hash.h"
 
 namespace kv2::app {
 
@@ -18,6 +22,36 @@ void EvalOptions::add_to(CLI::App& app, const std::string& default_kv) {
 std::vector<CacheSpec> EvalOptions::specs() const {
   std::vector<CacheSpec> out;
   for (const std::string& text : split_methods(kv)) out.push_back(cache.spec(text));
+  return out;
+}
+
+RunRecord::RunRecord(const Session& session, const ModelOptions& model, std::span<const int32_t> tokens,
+                     const std::optional<Calibration>& calibration) {
+  const ModelConfig& config = session.model->config();
+  nlohmann::ordered_json run = {{"version", KV2_VERSION},
+                                {"command", command_line()},
+                                {"model", config.name.empty() ? model.model : config.name},
+                                {"fingerprint", session.model->fingerprint()},
+                                {"text_hash", hash_tokens(tokens)},
+                                {"text_tokens", tokens.size()},
+                                {"backend", session.backend->describe()}};
+  if (calibration) {
+    const auto source = calibration->notes.find("source");
+    run["calibration"] = fmt::format("{} tokens, {}, text {}", calibration->n_tokens,
+                                     source == calibration->notes.end() ? "?" : source->second,
+                                     calibration->text_hash.substr(0, 12));
+  }
+  json_ = run.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string RunRecord::stamp(const std::string& json_lines) const {
+  std::string out;
+  for (size_t begin = 0; begin < json_lines.size();) {
+    const size_t end = std::min(json_lines.find('\n', begin), json_lines.size());
+    const size_t brace = json_lines.rfind('}', end - 1);  // of the object, which is a line's last character
+    out += json_lines.substr(begin, brace - begin) + ",\"run\":" + json_ + "}\n";
+    begin = end + 1;
+  }
   return out;
 }
 
@@ -43,6 +77,9 @@ void add_eval(CLI::App& program) {
   add_eval_needle(*eval);
   add_eval_ruler(*eval);
   add_eval_generate(*eval);
+  add_eval_attend(*eval);
+  add_eval_norms(*eval);
+  add_eval_report(*eval);
 }
 
 }  // namespace kv2::app

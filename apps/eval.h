@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,19 @@ struct EvalOptions {
   std::vector<CacheSpec> specs() const;
 };
 
+/// What a run was: part, as "run", of every JSON line that it prints, so that lines can be told apart and
+/// repeated when several files are put together.
+class RunRecord {
+ public:
+  RunRecord(const Session& session, const ModelOptions& model, std::span<const int32_t> tokens,
+            const std::optional<Calibration>& calibration);
+  /// JSON lines with the record in each.
+  std::string stamp(const std::string& json_lines) const;
+
+ private:
+  std::string json_;
+};
+
 /// A session for a judge; one line on stderr says what computes.
 Session open_judge(const ModelOptions& options, int max_rows);
 /// The calibration that these methods need or that was given; nullopt when there is none or none is needed.
@@ -38,5 +52,8 @@ void add_eval_ablation(CLI::App& eval);
 void add_eval_needle(CLI::App& eval);
 void add_eval_ruler(CLI::App& eval);
 void add_eval_generate(CLI::App& eval);
+void add_eval_attend(CLI::App& eval);
+void add_eval_norms(CLI::App& eval);
+void add_eval_report(CLI::App& eval);
 
 }  // namespace kv2::app

@@ -13,18 +13,22 @@ struct Options {
   EvalOptions eval;
   TokenSource source;
   DivergenceOptions divergence;
+  bool buckets = false;  // shown
 };
 
 void run(const Options& o) {
   const std::vector<CacheSpec> specs = o.eval.specs();
   Session s = open_judge(o.eval.model, o.divergence.chunk_tokens);
   const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
-  const auto results = measure_divergence(*s.model, o.source.read(s), specs,
-                                          calibration ? &*calibration : nullptr, o.divergence);
-  if (o.eval.json)
-    for (const auto& r : results) fmt::print("{}\n", to_json(r));
-  else
-    fmt::print("{}", to_table(results));
+  const std::vector<int32_t> tokens = o.source.read(s);
+  const auto results =
+      measure_divergence(*s.model, tokens, specs, calibration ? &*calibration : nullptr, o.divergence);
+  if (!o.eval.json) {
+    fmt::print("{}{}", to_table(results), o.buckets ? to_bucket_table(results) : "");
+    return;
+  }
+  const RunRecord record(s, o.eval.model, tokens, calibration);
+  for (const auto& r : results) fmt::print("{}", record.stamp(to_json(r) + "\n"));
 }
 
 }  // namespace
@@ -44,6 +48,10 @@ void add_eval_divergence(CLI::App& eval) {
     auto o = std::make_shared<Options>();
     o->eval.add_to(*app, "bf16,quarot2");
     add_divergence_options(*app, o->source, o->divergence);
+    app->add_option("--stride", o->divergence.stride,
+                    "tokens between the beginnings of windows, which then overlap; default: the window")
+        ->check(CLI::PositiveNumber);
+    o->buckets = std::string(name) == "kld";
     app->callback([o] { run(*o); });
   }
 }

@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <exception>
 
+#include "apps/command_line.h"
 #include "apps/options.h"
+#include "apps/tune.h"
 #include "base/log.h"
 #include "kv2/error.h"
 
@@ -38,6 +40,7 @@ void require_known_command(CLI::App& program, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  kv2::app::remember_command(argc, argv);
   CLI::App program{"kv2: long contexts on a 2-bit KV cache"};
   program.set_version_flag("--version", KV2_VERSION);
   program.require_subcommand(1);
@@ -47,6 +50,7 @@ int main(int argc, char** argv) {
   kv2::app::add_run(program);
   kv2::app::add_calibrate(program);
   kv2::app::add_eval(program);
+  kv2::app::add_tune(program);
   kv2::app::add_plan(program);
   kv2::app::add_bench(program);
   kv2::app::add_logits(program);

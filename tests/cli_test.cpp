@@ -256,4 +256,62 @@ TEST_F(Cli, GenerateComparesTextsWithBf16) {
                  {"99999999", "context"});
 }
 
+TEST_F(Cli, AttendNormsAndReport) {
+  const std::string judge = " " + model("qwen3") + " --json --tokens " + tokens(300);
+  const Result attend = run("-q eval attend" + judge + " --kv bf16,quarot2 --sink 64 --recent 64");
+  ASSERT_EQ(attend.code, 0) << attend.err;
+  std::stringstream lines(attend.out);
+  int n_attend = 0;
+  for (std::string line; std::getline(lines, line); n_attend++) {
+    const auto j = nlohmann::json::parse(line);
+    EXPECT_EQ(j["judge"], "attend");
+    EXPECT_NE(j["run"]["command"].get<std::string>().find("--kv bf16,quarot2"), std::string::npos);
+    EXPECT_EQ(j["run"]["text_tokens"], 300);
+  }
+  EXPECT_GT(n_attend, 2);
+  const Result norms = run("-q eval norms" + judge);
+  ASSERT_EQ(norms.code, 0) << norms.err;
+  const Result kld =
+      run("-q eval kld" + judge + " --kv bf16,naive2 --sink 64 --recent 64 --window 250 --stride 50");
+  ASSERT_EQ(kld.code, 0) << kld.err;
+  write("attend.jsonl", attend.out);
+  write("others.jsonl", norms.out + kld.out);
+  const std::string files = path("attend.jsonl") + " " + path("others.jsonl");
+  const Result report = run("-q eval report " + files + " --out " + path("page.html"));
+  ASSERT_EQ(report.code, 0) << report.err;
+  std::stringstream page;
+  page << std::ifstream(path("page.html")).rdbuf();
+  for (const char* text : {"quarot2", "naive2", "<svg", "Token norms", "Where a method loses", "</html>"})
+    EXPECT_NE(page.str().find(text), std::string::npos) << text;
+
+  write("wrong.jsonl", kld.out + "{\"judge\": \"crystal ball\"}\n");
+  expect_refused(run("-q eval report " + path("wrong.jsonl") + " --out " + path("no.html")), 1,
+                 {"wrong.jsonl", "line 3", "crystal ball", "needle"});
+  EXPECT_FALSE(fs::exists(path("no.html")));
+  expect_refused(run("-q eval report " + files + " --out " + path("attend.jsonl") + "/page.html"), 1,
+                 {"cannot write", "page.html"});
+  expect_refused(run("-q eval report --out " + path("no.html")), 2, {"--model", "--json"});
+  expect_refused(run("-q eval report " + path("absent.jsonl") + " --out " + path("no.html")), 1,
+                 {"absent.jsonl"});
+  expect_refused(run("-q eval attend " + model("qwen3") + " --kv quarot2 --tokens " + tokens(300)), 2,
+                 {"448", "300"});
+  expect_refused(run("-q eval norms " + model("qwen3") + " --tokens " + tokens(9)), 2, {"32", "9"});
+}
+
+TEST_F(Cli, TunePrintsACommandThatRuns) {
+  const std::string judge =
+      " " + model("qwen3") + " --tokens " + tokens(500) + " --short 420 --long 500 --rounds 1";
+  const Result r = run("-q tune" + judge + " --bits 4 --kv quarot2");
+  ASSERT_EQ(r.code, 0) << r.err;
+  const size_t command = r.out.find("kv2 run ");
+  ASSERT_NE(command, std::string::npos) << r.out;
+  const size_t begin = r.out.find("--kv", command);
+  const std::string options = r.out.substr(begin, r.out.find('\n', begin) - begin);
+  const Result plan = run("plan " + model("qwen3") + " --ctx 512 --json " + options);
+  ASSERT_EQ(plan.code, 0) << options << plan.err;
+  EXPECT_LE(nlohmann::json::parse(plan.out)["history_bits"].get<double>(), 4.0);
+  expect_refused(run("-q tune" + judge + " --bits 0.5 --kv quarot2"), 2, {"0.5", "least"});
+  expect_refused(run("-q tune" + judge + " --kv oscar2"), 2, {"kv2 calibrate"});
+}
+
 }  // namespace

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calibrate/calibrate.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 
 #include "base/check.h"
@@ -11,21 +9,13 @@
 #include "calibrate/clip_search.h"
 #include "calibrate/sequence_walk.h"
 #include "calibrate/statistics.h"
+#include "calibrate/text_hash.h"
 #include "calibrate/uniform_positions.h"
 #include "calibrate/value_metric.h"
 #include "engine/transforms.h"
 
 namespace kv2 {
 namespace {
-
-std::string hash_tokens(std::span<const int32_t> tokens) {
-  std::vector<uint8_t> bytes;  // little endian on every machine
-  bytes.reserve(tokens.size() * 4);
-  for (const int32_t t : tokens)
-    for (int i = 0; i < 4; i++) bytes.push_back(static_cast<uint8_t>(static_cast<uint32_t>(t) >> (8 * i)));
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-}
 
 void check_options(const Model& model, const CalibrateOptions& o) {
   const auto refuse = [](const char* what, int64_t found) {

@@ -2,6 +2,7 @@
 #include "eval/divergence.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/check.h"
@@ -19,6 +20,16 @@ struct RowScore {
   bool same_top = false;
 };
 
+/// What a run of positions gave.
+struct Bucket {
+  int64_t n = 0, n_same_top = 0;
+  double kl_sum = 0, kl_max = 0;
+};
+constexpr int64_t kFirstBucket = 512;  // tokens; every further one is twice as long
+int bucket_of(int64_t position) {
+  return std::bit_width(static_cast<uint64_t>(position / kFirstBucket));
+}
+
 /// One method on its way through the text. A method that keeps bf16 has no walk: it is the pass it is
 /// compared with.
 struct Runner {
@@ -27,14 +38,23 @@ struct Runner {
   CachePlan plan;
   double nll_sum = 0;
   int64_t n_nll = 0, n_same_top = 0;
-  std::vector<float> kl;  // one per scored position
+  std::vector<float> kl;        // one per scored position
+  std::vector<Bucket> buckets;  // by bucket_of(position in its window)
 };
 
 /// A chunk's tokens and what of it is scored.
 struct Chunk {
   std::span<const int32_t> tokens;
-  int32_t next_token;    // after the chunk; -1: the window ends
-  int64_t first_kl_row;  // rows from here on count for KL
+  int64_t first_position;               // in its window
+  int32_t next_token;                   // after the chunk; -1: the window ends
+  int64_t first_nll_row, first_kl_row;  // rows from here on count
+};
+
+/// A window and which of its positions count: all from these on.
+struct Window {
+  std::span<const int32_t> text;
+  int64_t prompt = 0;  // read as one under PrefillPolicy::Exact
+  int64_t first_nll = 0, first_kl = 0;
 };
 
 class Comparison {
@@ -57,16 +77,22 @@ class Comparison {
     logits_.resize(static_cast<size_t>(chunk) * vocab_);
   }
 
-  void walk_window(std::span<const int32_t> text, int64_t first_kl, int64_t prompt, Progress& progress) {
-    bf16_.restart(prompt);
+  void walk_window(const Window& w, Progress& progress) {
+    bf16_.restart(w.prompt);
     for (Runner& r : runners_)
-      if (r.walk) r.walk->restart(prompt);
-    for (size_t begin = 0; begin < text.size();) {
-      size_t n = std::min<size_t>(chunk_, text.size() - begin);
-      if (static_cast<int64_t>(begin) < prompt) n = std::min<size_t>(n, prompt - begin);
+      if (r.walk) r.walk->restart(w.prompt);
+    for (size_t begin = 0; begin < w.text.size();) {
+      size_t n = std::min<size_t>(chunk_, w.text.size() - begin);
+      if (static_cast<int64_t>(begin) < w.prompt) n = std::min<size_t>(n, w.prompt - begin);
       const size_t end = begin + n;
-      walk_chunk({text.subspan(begin, n), end < text.size() ? text[end] : -1,
-                  std::clamp<int64_t>(first_kl - static_cast<int64_t>(begin), 0, static_cast<int64_t>(n))},
+      const auto row_of_position = [&](int64_t position) {
+        return std::clamp<int64_t>(position - static_cast<int64_t>(begin), 0, static_cast<int64_t>(n));
+      };
+      walk_chunk({.tokens = w.text.subspan(begin, n),
+                  .first_position = static_cast<int64_t>(begin),
+                  .next_token = end < w.text.size() ? w.text[end] : -1,
+                  .first_nll_row = row_of_position(w.first_nll),
+                  .first_kl_row = row_of_position(w.first_kl)},
                  progress);
       begin = end;
     }
@@ -108,14 +134,24 @@ class Comparison {
         s.kl = kl_divergence(other, bf16_rows_[row], own, summary);
     });
     for (int64_t row = 0; row < n; row++) {  // in order: the sums do not depend on the threads
-      if (row + 1 < n || chunk.next_token >= 0) {
+      if (row >= chunk.first_nll_row && (row + 1 < n || chunk.next_token >= 0)) {
         runner.nll_sum += scores_[row].nll;
         runner.n_nll++;
       }
-      if (row < chunk.first_kl_row) continue;
-      runner.kl.push_back(static_cast<float>(scores_[row].kl));
-      runner.n_same_top += scores_[row].same_top;
+      if (row >= chunk.first_kl_row) add_kl(chunk.first_position + row, scores_[row], runner);
     }
+  }
+
+  static void add_kl(int64_t position, const RowScore& score, Runner& runner) {
+    runner.kl.push_back(static_cast<float>(score.kl));
+    runner.n_same_top += score.same_top;
+    const size_t index = bucket_of(position);
+    if (runner.buckets.size() <= index) runner.buckets.resize(index + 1);
+    Bucket& b = runner.buckets[index];
+    b.n++;
+    b.n_same_top += score.same_top;
+    b.kl_sum += score.kl;
+    b.kl_max = std::max(b.kl_max, score.kl);
   }
 
   int chunk_;
@@ -128,7 +164,22 @@ class Comparison {
   std::vector<RowScore> scores_;
 };
 
-DivergenceResult finish(Runner& r, int64_t window, int64_t n_windows) {
+std::vector<DivergenceBucket> finish(const std::vector<Bucket>& buckets) {
+  std::vector<DivergenceBucket> out;
+  for (size_t i = 0; i < buckets.size(); i++) {
+    const Bucket& b = buckets[i];
+    if (b.n == 0) continue;
+    out.push_back({.begin = i == 0 ? 0 : kFirstBucket << (i - 1),
+                   .end = kFirstBucket << i,
+                   .tokens = b.n,
+                   .flips = b.n - b.n_same_top,
+                   .kl_mean = b.kl_sum / static_cast<double>(b.n),
+                   .kl_max = b.kl_max});
+  }
+  return out;
+}
+
+DivergenceResult finish(Runner& r, int64_t window) {
   DivergenceResult out;
   out.method = r.spec.method_text();
   out.history_bits = r.plan.layout.history_bits();
@@ -145,7 +196,8 @@ DivergenceResult finish(Runner& r, int64_t window, int64_t n_windows) {
   out.kl_median = quantile(r.kl, 0.5);
   out.kl_p99 = quantile(r.kl, 0.99);
   out.kl_max = r.kl.back();
-  out.windows = n_windows;
+  out.flips = out.kl_tokens - r.n_same_top;
+  out.buckets = finish(r.buckets);
   out.sink = r.spec.sink_tokens;
   out.recent = r.spec.recent_tokens;
   out.prefill = r.spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
@@ -168,10 +220,10 @@ std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector
                                                  const std::vector<CacheSpec>& specs,
                                                  const Calibration* calibration,
                                                  const DivergenceOptions& options) {
-  if (options.window < 0 || options.max_tokens < 0 || options.chunk_tokens < 1)
+  if (options.window < 0 || options.max_tokens < 0 || options.chunk_tokens < 1 || options.stride < 0)
     throw_error(ErrorCode::BadArgument,
-                "evaluation: window {}, {} tokens, chunks of {}: none may be negative", options.window,
-                options.max_tokens, options.chunk_tokens);
+                "evaluation: window {}, stride {}, {} tokens, chunks of {}: none may be negative",
+                options.window, options.stride, options.max_tokens, options.chunk_tokens);
   const int64_t context = model.config().context, available = static_cast<int64_t>(tokens.size());
   const int64_t total = options.max_tokens > 0 ? std::min(options.max_tokens, available) : available;
   if (options.window > context)
@@ -188,21 +240,38 @@ std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector
                 "window, got {} "
                 "(text {}, context {})",
                 first_kl, std::max<int64_t>(2, first_kl + 1), window, total, context);
+  const int64_t stride = options.stride > 0 ? options.stride : window;
+  if (stride > window)
+    throw_error(ErrorCode::BadArgument,
+                "evaluation: a stride of {} tokens leaves gaps between windows of {}; supported: 1 to {}",
+                stride, window, window);
   const std::span<const int32_t> text(tokens.data(), static_cast<size_t>(total));
   require_in_vocabulary(text, model.config(), "evaluation");
 
   const int chunk = std::min<int>(options.chunk_tokens, model.max_rows());
   Comparison comparison(model, specs, calibration, window, chunk, options.n_threads);
+  std::vector<Window> windows;
+  int64_t n_walked = 0;
+  for (int64_t begin = 0, scored = 0; begin + 1 < total && scored < total; begin += stride) {
+    const int64_t n = std::min(window, total - begin), prompt = any_exact ? n / 2 : 0;
+    windows.push_back(
+        {.text = text.subspan(begin, n),
+         .prompt = prompt,
+         .first_nll = std::max<int64_t>(0, scored - 1 - begin),  // the row before a token predicts it
+         .first_kl = std::max({first_kl, prompt, scored - begin})});
+    scored = begin + n;
+    n_walked += n;
+  }
   const auto walks =
       1 + std::count_if(specs.begin(), specs.end(), [](const auto& s) { return s.method.quantized(); });
-  Progress progress("eval", total * walks);
-  int64_t n_windows = 0;
-  for (int64_t begin = 0; begin + 1 < total; begin += window, n_windows++) {
-    const int64_t n = std::min(window, total - begin), prompt = any_exact ? n / 2 : 0;
-    comparison.walk_window(text.subspan(begin, n), std::max(first_kl, prompt), prompt, progress);
-  }
+  Progress progress("eval", n_walked * walks);
+  for (const Window& w : windows) comparison.walk_window(w, progress);
   std::vector<DivergenceResult> out;
-  for (Runner& r : comparison.runners()) out.push_back(finish(r, window, n_windows));
+  for (Runner& r : comparison.runners()) {
+    out.push_back(finish(r, window));
+    out.back().windows = static_cast<int64_t>(windows.size());
+    out.back().stride = stride;
+  }
   return out;
 }
 

@@ -16,8 +16,18 @@ namespace kv2 {
 struct DivergenceOptions {
   int64_t window = 0;      // tokens; 0: the model's context or the whole text; never longer than the context
   int64_t max_tokens = 0;  // of the text; 0: all
+  /// A window begins so many tokens after the one before; each position is scored in the first window that
+  /// has it, so behind the first window every one of them has at least window − stride tokens before it. 0:
+  /// the window, no overlap.
+  int64_t stride = 0;
   int chunk_tokens = 256;
   int n_threads = 0;  // of the comparison; 0: all cores
+};
+
+/// Positions [begin, end) of their windows, those of them that are scored for KL.
+struct DivergenceBucket {
+  int64_t begin = 0, end = 0, tokens = 0, flips = 0;
+  double kl_mean = 0, kl_max = 0;
 };
 
 /// One method's row. KL is KL(bf16 ‖ method) in nats, over positions whose history is not empty. All rows of
@@ -32,9 +42,12 @@ struct DivergenceResult {
   int64_t kl_tokens = 0;  // scored positions of KL
   double ppl = 0;
   double kl_mean = 0, kl_median = 0, kl_p99 = 0, kl_max = 0, top1 = 0;  // top1: share of equal arg max
-  int64_t windows = 0;                                                  // number of windows walked
-  int sink = 0, recent = 0;                                             // tokens
-  std::string prefill;                                                  // "windowed" or "exact"
+  int64_t flips = 0;                // scored positions whose arg max differs
+  int64_t windows = 0, stride = 0;  // number of windows walked, tokens between their beginnings
+  /// By position: [0, 512), then every doubling; only those that have a scored position.
+  std::vector<DivergenceBucket> buckets;
+  int sink = 0, recent = 0;  // tokens
+  std::string prefill;       // "windowed" or "exact"
 };
 
 /// Errors: BadArgument (text too short for a history: the length needed; window longer than the context;
@@ -46,7 +59,8 @@ std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector
 
 /// One JSON object per result, the fields named as above.
 std::string to_json(const DivergenceResult& r);
-/// A table for people.
+/// A table for people, and KL and flips by position.
 std::string to_table(const std::vector<DivergenceResult>& results);
+std::string to_bucket_table(const std::vector<DivergenceResult>& results);
 
 }  // namespace kv2

@@ -49,18 +49,24 @@ struct Naive {
   int64_t n = 0, same = 0;
   std::vector<double> kl;
 
+  std::vector<int64_t> position;  // of each KL, in its window
+  std::vector<bool> same_top;
+
   void add(const std::vector<double>& p, const std::vector<double>& q, std::span<const int32_t> window,
-           int64_t first) {
+           int64_t first, int64_t first_nll = 0) {
     for (size_t i = 0; i < window.size(); i++) {
       const double *a = p.data() + i * kTinyVocab, *b = q.data() + i * kTinyVocab;
       double za = 0, zb = 0, divergence = 0;
       for (int t = 0; t < kTinyVocab; t++) za += std::exp(a[t]), zb += std::exp(b[t]);
       for (int t = 0; t < kTinyVocab; t++)
         divergence += std::exp(a[t]) / za * (a[t] - std::log(za) - b[t] + std::log(zb));
-      if (i + 1 < window.size()) nll += std::log(zb) - b[window[i + 1]], n++;
+      if (i + 1 < window.size() && static_cast<int64_t>(i) >= first_nll)
+        nll += std::log(zb) - b[window[i + 1]], n++;
       if (static_cast<int64_t>(i) < first) continue;
       kl.push_back(divergence);
-      same += std::max_element(a, a + kTinyVocab) - a == std::max_element(b, b + kTinyVocab) - b;
+      same_top.push_back(std::max_element(a, a + kTinyVocab) - a == std::max_element(b, b + kTinyVocab) - b);
+      same += same_top.back();
+      position.push_back(static_cast<int64_t>(i));
     }
   }
 };
@@ -117,6 +123,59 @@ TEST(Divergence, EqualsANaiveComputation) {
   EXPECT_EQ(got[2].sink, 64);
 }
 
+TEST(Divergence, SlidingWindowsScoreEveryTokenOnce) {
+  TinyModel model(64);
+  const std::vector<int32_t> tokens = random_tokens(430, 7);
+  const std::vector<CacheSpec> specs{with_windows("quarot2", 0, 64)};
+  const auto got = measure_divergence(*model, tokens, specs, nullptr,
+                                      {.window = 200, .stride = 70, .chunk_tokens = 33})[0];
+  Naive naive;
+  int64_t scored = 0, windows = 0;
+  for (int64_t begin = 0; scored < 430; begin += 70, windows++) {
+    const auto window = std::span(tokens).subspan(begin, std::min<int64_t>(200, 430 - begin));
+    naive.add(logits_of(*model, CacheSpec::parse("bf16"), window, 0), logits_of(*model, specs[0], window, 0),
+              window, std::max<int64_t>(128, scored - begin), std::max<int64_t>(0, scored - 1 - begin));
+    scored = begin + static_cast<int64_t>(window.size());
+  }
+  expect_equal(got, naive);
+  EXPECT_EQ(got.tokens, 429) << "every token but the first is predicted once";
+  EXPECT_EQ(got.kl_tokens, 430 - 128) << "and its position compared once";
+  EXPECT_EQ(got.windows, windows);
+  EXPECT_EQ(got.stride, 70);
+}
+
+TEST(Divergence, BucketsByPosition) {
+  TinyModel model(64);
+  const std::vector<int32_t> tokens = random_tokens(700, 8);
+  const std::vector<CacheSpec> specs{with_windows("quarot2", 0, 64)};
+  const auto got = measure_divergence(*model, tokens, specs, nullptr, {})[0];
+  Naive naive;
+  naive.add(logits_of(*model, CacheSpec::parse("bf16"), tokens, 0), logits_of(*model, specs[0], tokens, 0),
+            tokens, 128);
+  ASSERT_EQ(got.buckets.size(), 2u);
+  int64_t flips = 0;
+  for (const DivergenceBucket& b : got.buckets) {
+    double sum = 0, largest = 0;
+    int64_t n = 0, differ = 0;
+    for (size_t i = 0; i < naive.kl.size(); i++)
+      if (naive.position[i] >= b.begin && naive.position[i] < b.end) {
+        sum += naive.kl[i], n++, differ += !naive.same_top[i];
+        largest = std::max(largest, naive.kl[i]);
+      }
+    EXPECT_EQ(b.tokens, n);
+    EXPECT_NEAR(b.kl_mean, sum / static_cast<double>(n), 1e-3 * b.kl_mean);
+    EXPECT_NEAR(b.kl_max, largest, 1e-3 * b.kl_max);
+    EXPECT_NEAR(b.flips, differ, 1);
+    flips += b.flips;
+  }
+  EXPECT_EQ(got.buckets[0].tokens, 512 - 128);
+  EXPECT_EQ(got.buckets[1].begin, 512);
+  EXPECT_EQ(got.buckets[1].end, 1024);
+  EXPECT_EQ(flips, got.flips);
+  EXPECT_EQ(got.flips, got.kl_tokens - std::llround(got.top1 * static_cast<double>(got.kl_tokens)));
+  EXPECT_NE(to_bucket_table({got}).find("512-1023"), std::string::npos);
+}
+
 TEST(Divergence, ChunksAndThreadsDoNotMatter) {
   TinyModel model(100);
   const std::vector<int32_t> tokens = random_tokens(300, 2);
@@ -169,6 +228,8 @@ TEST(Divergence, SaysWhatIsWrong) {
   wide.window = testing::kTinyContext + 1;
   EXPECT_NE(refusal(*model, 1000, CacheSpec::parse("quarot2"), wide).find("context"), std::string::npos);
   EXPECT_NE(refusal(*model, 600, CacheSpec::parse("oscar2"), {}).find("calibrate"), std::string::npos);
+  EXPECT_NE(refusal(*model, 600, CacheSpec::parse("quarot2"), {.window = 400, .stride = 401}).find("401"),
+            std::string::npos);
   EXPECT_NE(refusal(*model, 1, CacheSpec::parse("bf16"), {}), "");
   try {
     measure_divergence(*model, {1, 2, kTinyVocab}, {CacheSpec::parse("bf16")}, nullptr, {});
