@@ -13,12 +13,13 @@
 #include "cache/cache_plan.h"
 #include "calibrate/calibrate.h"
 #include "eval/npy.h"
+#include "ops/device_extras.h"
 
 namespace kv2::app {
 
 void ModelOptions::add_to(CLI::App& app) {
   app.add_option("model", model, "a .gguf file or a Hugging Face directory")->required();
-  app.add_option("--device", device, "cpu, or reference (the scalar oracle, slow)");
+  app.add_option("--device", device, "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
   app.add_option("--threads", threads, "default: the cores this process may use")->check(CLI::Range(0, 1024));
   app.add_option("--linears", linears, "auto, bf16 or f32: what weights are multiplied in")
       ->check(CLI::IsMember({"auto", "bf16", "f32"}));
@@ -155,7 +156,7 @@ int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequence
                                .n_sequences = n_sequences,
                                .chunk_tokens = chunk_tokens};
   const KvShape shape = model.config().kv_shape();
-  const size_t room = available_memory(), needed = plan_cache(spec, shape, capacity).total_bytes();
+  const size_t room = free_memory(model.backend()), needed = plan_cache(spec, shape, capacity).total_bytes();
   const size_t spare = std::min<size_t>(room / 20, size_t{256} << 20);  // for the program's own small things
   if (needed + spare <= room) return capacity.context_tokens;
   const int64_t fits = context_that_fits(spec, shape, capacity, room > spare ? room - spare : 0);

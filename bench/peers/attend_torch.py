@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Times PyTorch's bf16 attention kernels (flash, cuDNN, memory-efficient) on the decode shapes of
-bench/attend_cuda.cu: same heads, same flush of the L2, medians. One query per sequence; the query heads of a KV head
+bench/cuda/attend.cpp: same heads, same flush of the L2, medians. One query per sequence; the query heads of a KV head
 also as rows of one query, whichever is faster counts. Prints one line per shape, the best kernel last."""
 import sys
 
@@ -55,6 +55,21 @@ def main():
         print(f"peer B={batch} T={tokens}: best {best} {found[best]:.4f} ms = {gb / found[best]:.2f} TB/s ({each})",
               flush=True)
         del k, v
+    prefill(flush)
+
+
+def prefill(flush, tokens=32768):
+    """One whole prompt, causal: what bench/cuda/attend.cpp times as rows = tokens."""
+    q = torch.randn(1, KV_HEADS * Q_PER_KV, tokens, D, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(1, KV_HEADS, tokens, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    tera = 4 * KV_HEADS * Q_PER_KV * D * tokens * tokens / 2 / 1e12
+    for name in ("flash", "cudnn"):
+        try:
+            with sdpa_kernel(BACKENDS[name]):
+                ms = median_ms(lambda: sdpa(q, k, v, is_causal=True, enable_gqa=True), flush, 5)
+            print(f"peer prefill T={tokens}: {name} {ms:.3f} ms = {tera / ms * 1e3:.0f} TFLOP/s", flush=True)
+        except RuntimeError as error:
+            print("peer prefill", name, str(error).splitlines()[0])
 
 
 if __name__ == "__main__":

@@ -13,12 +13,25 @@ namespace kv2::cuda {
 
 struct AttendPlan {
   std::vector<AttendTile> tiles;
-  int max_runs = 1;
-  bool split = false;
+  int max_pages = 1;   // that a tile reads at most
+  int pages_each = 1;  // of a block
+
+  int max_runs() const { return run_of(max_pages - 1) + 1; }
+  bool merges() const { return pages_each < max_pages; }
 };
 
 /// Memory that a plan's partial results may take.
 inline constexpr size_t kMaxPartialBytes = size_t{128} << 20;
+
+/// Blocks of attend_kernel that a multiprocessor holds.
+constexpr int attend_blocks(int head_dim) {
+  return head_dim <= 128 ? 2 : 1;
+}
+
+/// Query and head pairs of a tile: 4 or 8.
+inline int attend_pairs(const KvShape& shape, bool one_query_each, float soft_cap) {
+  return shape.head_dim > 192 || soft_cap > 0 || (one_query_each && shape.q_per_kv() <= 4) ? 4 : 8;
+}
 
 /// `pairs`: query and head pairs of a tile at most. A tile crosses neither a page nor the sequence's
 /// full_until.
@@ -26,7 +39,14 @@ AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& s
                        int pairs, int n_multiprocessors);
 
 inline size_t partial_bytes(const AttendPlan& plan, const KvShape& shape, int pairs) {
-  return plan.tiles.size() * shape.n_kv_heads * plan.max_runs * pairs * (shape.head_dim + 2) * sizeof(float);
+  if (!plan.merges()) return 0;
+  return plan.tiles.size() * shape.n_kv_heads * plan.max_runs() * pairs * (shape.head_dim + 2) *
+         sizeof(float);
 }
+
+/// Head dims that this build has attention kernels for, and whether one of them serves this shape; everything
+/// else runs in attend_generic.cu.
+std::span<const int> attend_head_dims();
+bool attend_has(int head_dim, int group);
 
 }  // namespace kv2::cuda

@@ -15,6 +15,8 @@
 #include "cuda/kernels.h"
 #include "cuda/linear.h"
 #include "cuda/page_order.h"
+#include "cuda/recorder.h"
+#include "ops/device_extras.h"
 #include "quant/page_codec.h"
 
 namespace kv2 {
@@ -81,8 +83,8 @@ void check_head_dim(int head_dim) {
     throw_error(
         ErrorCode::Unsupported,
         "head_dim {} is not supported on CUDA; supported are multiples of 16 up to 512, with fast attention "
-        "for 64 and 128",
-        head_dim);
+        "for {}",
+        head_dim, fmt::join(attend_head_dims(), ", "));
 }
 
 FeedbackCoder feedback_coder(const Coder& coder, int head_dim, bool is_v) {
@@ -103,19 +105,31 @@ FeedbackCoder feedback_coder(const Coder& coder, int head_dim, bool is_v) {
   return out;
 }
 
-class CudaBackend final : public Backend {
+/// For signatures.
+enum Op { kEmbed, kNorm, kLinear, kRope, kTransform, kSwiglu, kAppend, kDemote, kAttend, kCopy, kCopyRows };
+
+class CudaBackend final : public Backend, public OwnMemory, public StepRecorder {
  public:
   explicit CudaBackend(const CudaOptions& options)
       : info_(open(options.device)),
         linears_(stream_, options.precision != LinearPrecision::F32),
-        staging_(stream_) {}
+        staging_(stream_),
+        recorder_(stream_) {}
   ~CudaBackend() override { cudaStreamSynchronize(stream_); }
 
   std::string describe() const override {
-    return fmt::format("cuda: {} ({}.{}, {}), linears {} by cuBLASLt, fast attention for head_dim 64 and 128",
-                       info_.name, info_.major, info_.minor, format_bytes(info_.memory), linear_precision());
+    return fmt::format("cuda: {} ({}.{}, {}), linears {} by cuBLASLt, fast attention for head_dim {}",
+                       info_.name, info_.major, info_.minor, format_bytes(info_.memory), linear_precision(),
+                       fmt::join(attend_head_dims(), ", "));
   }
   std::string linear_precision() const override { return linears_.bf16() ? "bf16" : "f32"; }
+
+  size_t free_memory() const override {
+    size_t free_bytes = 0, total = 0;
+    check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    return free_bytes;
+  }
+  void run_step(const std::function<void()>& ops) override { recorder_.run(ops); }
 
   void* allocate(size_t bytes) override { return allocate_device(bytes); }
   void release(void* memory) noexcept override {
@@ -131,11 +145,13 @@ class CudaBackend final : public Backend {
     sync();
   }
   void copy(void* to, const void* from, size_t bytes) override {
-    if (bytes) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
+    if (bytes == 0 || recorder_.sign(kCopy, to, from, bytes)) return;
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
   }
   void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
                  int n_rows) override {
     if (row_bytes == 0 || n_rows == 0) return;
+    if (recorder_.sign(kCopyRows, to, to_stride, from, from_stride, row_bytes, n_rows)) return;
     check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, static_cast<size_t>(n_rows),
                             cudaMemcpyDeviceToDevice, stream_),
           "copy_rows");
@@ -155,7 +171,9 @@ class CudaBackend final : public Backend {
   void sync() override { check(cudaStreamSynchronize(stream_), "an op enqueued before"); }
 
   std::unique_ptr<Linear> make_linear(const LinearSource& source) override {
-    return std::make_unique<DenseLinear>(source, linears_.bf16());
+    auto linear = std::make_unique<DenseLinear>(source, linears_.bf16());
+    linears_.prepare(*linear);
+    return linear;
   }
   std::unique_ptr<Linear> make_embedding(const LinearSource& source) override {
     return std::make_unique<DenseLinear>(source, linears_.bf16());
@@ -169,29 +187,39 @@ class CudaBackend final : public Backend {
     for (int r = 0; r < p.n_rows; r++)
       KV2_CHECK(p.tokens[r] >= 0 && p.tokens[r] < t.n_out(), "token {} of a vocabulary of {}", p.tokens[r],
                 t.n_out());
-    const auto* tokens = staging_.put(Staging::Key::Tokens, std::span(p.tokens, p.n_rows));
+    const auto* tokens = put(Staging::Key::Tokens, std::span(p.tokens, p.n_rows));
+    if (recorder_.sign(kEmbed, t.weights(), p.out, p.n_rows)) return;
     launch_embed(t.weights(), t.bf16(), t.padded(), t.n_in(), tokens, p.out, p.n_rows, stream_);
     check_launch("embed");
   }
   void rms_norm(const RmsNormParams& p) override {
+    if (recorder_.sign(kNorm, p.in, p.weight, p.out, p.n_rows, p.width, p.epsilon)) return;
     launch_rms_norm(p.in, p.weight, p.out, p.n_rows, p.width, p.epsilon, stream_);
     check_launch("rms_norm");
   }
-  void linear(const Linear& weights, const LinearParams& p) override { linears_.multiply(dense(weights), p); }
+  void linear(const Linear& weights, const LinearParams& p) override {
+    const DenseLinear& w = dense(weights);
+    if (recorder_.sign(kLinear, w.weights(), p.in, p.out, p.n_rows, p.accumulate, linears_.inputs())) return;
+    linears_.multiply(w, p);
+  }
   void rope(const RopeParams& p) override {
-    const auto* positions = staging_.put(Staging::Key::Positions, std::span(p.positions, p.n_rows));
-    const auto* frequencies =
-        staging_.put(Staging::Key::Frequencies, std::span(p.inv_frequency, p.head_dim / 2));
+    const auto* positions = put(Staging::Key::Positions, std::span(p.positions, p.n_rows));
+    const auto* frequencies = put(Staging::Key::Frequencies, std::span(p.inv_frequency, p.head_dim / 2));
+    if (recorder_.sign(kRope, p.x, p.n_rows, p.n_heads, p.head_dim, p.pairing)) return;
     launch_rope(p.x, positions, frequencies, p.n_rows, p.n_heads, p.head_dim,
                 p.pairing == RopePairing::Adjacent, stream_);
     check_launch("rope");
   }
   void transform(const TransformParams& p) override {
+    if (recorder_.sign(kTransform, p.in, p.out, p.matrix, p.mean, p.add, p.n_rows, p.n_heads, p.n_kv_heads,
+                       p.head_dim, p.transpose))
+      return;
     launch_transform(p.in, p.out, p.matrix, p.mean, p.add, p.n_rows, p.n_heads, p.n_kv_heads, p.head_dim,
                      p.transpose, stream_);
     check_launch("transform");
   }
   void swiglu(const SwigluParams& p) override {
+    if (recorder_.sign(kSwiglu, p.gate, p.up, p.out, p.n_rows, p.width, p.stride)) return;
     launch_swiglu(p.gate, p.up, p.out, p.n_rows, p.width, p.stride, stream_);
     check_launch("swiglu");
   }
@@ -206,7 +234,8 @@ class CudaBackend final : public Backend {
       for (int i = 0; i < s.n_rows; i++) rows.push_back({s.full_pages, s.first_pos + i});
     }
     if (rows.empty()) return;
-    const auto* device = staging_.put(Staging::Key::Append, std::span<const AppendRow>(rows));
+    const auto* device = put(Staging::Key::Append, std::span<const AppendRow>(rows));
+    if (recorder_.sign(kAppend, p.k, p.v, p.kv.full, p.layer, rows.size())) return;
     launch_append(p.k, p.v, full_pool(p.kv, p.layer), device, static_cast<int>(rows.size()), shape.n_kv_heads,
                   shape.head_dim, stream_);
     check_launch("append");
@@ -221,7 +250,9 @@ class CudaBackend final : public Backend {
     if (p.pages.empty()) return;
     std::vector<DemotePage> pages;
     for (const Demotion& d : p.pages) pages.push_back({d.full_page, d.packed_page});
-    const auto* device = staging_.put(Staging::Key::Demote, std::span<const DemotePage>(pages));
+    const auto* device = put(Staging::Key::Demote, std::span<const DemotePage>(pages));
+    if (recorder_.sign(kDemote, p.kv.full, p.kv.packed, p.layer, pages.size(), p.k.tables.f, p.v.tables.f))
+      return;
     const Pool full = full_pool(p.kv, p.layer), packed = packed_pool(p.kv, p.layer);
     const int n = static_cast<int>(pages.size()), d = shape.head_dim, group = layout.group;
     const bool round_k = p.k.kind == CoderKind::Round, round_v = p.v.kind == CoderKind::Round;
@@ -239,17 +270,21 @@ class CudaBackend final : public Backend {
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
     const bool reads_packed = p.kv.rule.quantized && p.kv.layout.packs();
-    const int group = reads_packed ? p.kv.layout.int2(p.layer).group : shape.head_dim;
-    const bool fast = attend_has(shape.head_dim) && fragments_packed(shape.head_dim, group);
+    const int group = reads_packed ? p.kv.layout.int2(p.layer).group : default_group(shape.head_dim);
+    const bool fast = attend_has(shape.head_dim, group);
     const bool one_each = std::all_of(p.sequences.begin(), p.sequences.end(),
                                       [](const SequenceView& s) { return s.n_rows <= 1; });
-    const int pairs = one_each && shape.q_per_kv() <= 4 ? 4 : 8;
+    const int pairs = attend_pairs(shape, one_each, p.soft_cap);
     AttendPlan plan = plan_attend(p.sequences, shape, p.kv.rule, pairs, info_.n_multiprocessors);
     if (plan.tiles.empty()) return;
-    plan.split = plan.split && fast;
+    const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
+    if (recorder_.sign(kAttend, p.q, p.out, p.kv.full, p.kv.packed, p.layer, plan.tiles.size(), pairs,
+                       plan.pages_each, plan.max_pages, p.softmax_scale, p.soft_cap, partials_.data(),
+                       arrivals_.data()))
+      return;
     AttendArgs args{.q = p.q,
                     .out = p.out,
-                    .tiles = staging_.put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles)),
+                    .tiles = tiles,
                     .n_tiles = static_cast<int>(plan.tiles.size()),
                     .n_kv_heads = shape.n_kv_heads,
                     .q_per_kv = shape.q_per_kv(),
@@ -259,11 +294,12 @@ class CudaBackend final : public Backend {
                     .packed = packed_pool(p.kv, p.layer),
                     .softmax_scale = p.softmax_scale,
                     .soft_cap = p.soft_cap,
-                    .split = plan.split,
-                    .max_runs = plan.max_runs,
+                    .pages_each = plan.pages_each,
+                    .max_pages = plan.max_pages,
+                    .max_runs = plan.max_runs(),
                     .partials = nullptr,
                     .arrivals = nullptr};
-    if (plan.split) {
+    if (fast && plan.merges()) {
       args.partials = static_cast<float*>(partials_.reserve(partial_bytes(plan, shape, pairs)));
       args.arrivals = arrivals(plan.tiles.size() * shape.n_kv_heads);
     }
@@ -300,6 +336,12 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  template <class T>
+  const T* put(Staging::Key key, std::span<const T> values) {
+    if (recorder_.active())
+      return static_cast<const T*>(recorder_.put(static_cast<int>(key), values.data(), values.size_bytes()));
+    return staging_.put(key, values);
+  }
   static Pool full_pool(const KvView& kv, int layer) {
     return {kv.full + kv.layout.full_offset(layer, 0), kv.layout.full_page_bytes(),
             kv.layout.full_head_bytes()};
@@ -321,6 +363,7 @@ class CudaBackend final : public Backend {
   Stream stream_;
   Linears linears_;
   Staging staging_;
+  Recorder recorder_;
   Buffer partials_, arrivals_;
 };
 

@@ -26,6 +26,7 @@ class Buffer {
   /// At least `bytes`. Growing waits for the device.
   void* reserve(size_t bytes);
   size_t bytes() const { return bytes_; }
+  const void* data() const { return memory_; }
 
  private:
   void* memory_ = nullptr;

@@ -5,25 +5,16 @@
 // channels before it.
 #include <cuda_fp16.h>
 
+#include "cuda/feedback.cuh"
 #include "cuda/fragment.h"
 #include "cuda/kernels.h"
 
 namespace kv2::cuda {
 namespace {
 
-constexpr int kPage = 64, kBlock = 8, kMaxGroups = 32;
-constexpr float kTop = 3.0f, kHalfTop = 1.5f, kUnitStep = 0.9957f, kHuge = 0x1p40f;
+using namespace feedback;
 
-__device__ float half_within(float x, float low, float high) {
-  const float clamped = x > low ? (x < high ? x : high) : low;
-  return __half2float(__float2half_rn(clamped));
-}
-__device__ float half_scale(float x) {
-  return half_within(x, 0x1p-24f, 65504.0f);
-}
-__device__ float half_offset(float x) {
-  return half_within(x, -65504.0f, 65504.0f);
-}
+constexpr int kBlock = 8, kMaxGroups = 32;
 
 struct Fit {
   float s[kMaxGroups], o[kMaxGroups];
@@ -183,12 +174,6 @@ class VectorCoder {
   int buffer_ = 0;
 };
 
-__device__ uint16_t finite_bits(uint16_t x) {
-  const uint16_t magnitude = x & 0x7fff;
-  if (magnitude > 0x7f80) return 0;
-  return static_cast<uint16_t>((x & 0x8000) | (magnitude > 0x7f7f ? 0x7f7f : magnitude));
-}
-
 __global__ void __launch_bounds__(kPage)
     demote_feedback_kernel(Pool full, Pool packed, const DemotePage* pages, int d, int group,
                            FeedbackCoder coder) {
@@ -228,15 +213,12 @@ __global__ void __launch_bounds__(kPage)
   for (int word = threadIdx.x; word < codes_bytes / 4; word += kPage) {
     uint32_t out = 0;
     if (fragments_packed(d, group)) {
-      const int steps = d >> 4, tiles_per_word = 8 / steps;
-      const int set = word >> 7, lane = (word >> 2) & 31, reg = word & 3;
-      const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
-      for (int f = 0; f < 8; f++)
-        for (int x = 0; x < 2; x++) {
-          const int tile = (set * tiles_per_word + f / steps) * 16, step = f % steps * 16;
-          const int at = coder.is_v ? tile + column + x : tile + row,
-                    c = coder.is_v ? step + row : step + column + x;
-          out |= static_cast<uint32_t>(best_codes[c * kPage + at]) << (2 * f + 16 * x);
+#pragma unroll
+      for (int f = 0; f < 4; f++)
+#pragma unroll
+        for (int byte = 0; byte < 4; byte++) {
+          const CodeOf of = coder.is_v ? packed_v_of(d, word, f, byte) : packed_k_of(d, word, f, byte);
+          out |= static_cast<uint32_t>(best_codes[of.channel * kPage + of.token]) << (8 * byte + 2 * f);
         }
     } else {
       const int at = word / (d / 16), first = word % (d / 16) * 16;
@@ -251,6 +233,8 @@ __global__ void __launch_bounds__(kPage)
 
 void launch_demote_feedback(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads,
                             int head_dim, int group, const FeedbackCoder& coder, cudaStream_t stream) {
+  if (launch_demote_feedback_group(full, packed, pages, n_pages, n_kv_heads, head_dim, group, coder, stream))
+    return;
   const int shared = kPage * head_dim * (4 + 4 + 2 + 2);
   cudaFuncSetAttribute(demote_feedback_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   demote_feedback_kernel<<<dim3(n_pages, n_kv_heads), kPage, shared, stream>>>(full, packed, pages, head_dim,

@@ -76,7 +76,22 @@ struct AttendTile {
   const int32_t* packed_pages;
 };
 
-inline constexpr int kRunPages = 32;  // boundaries at multiples; where a partial softmax begins and ends
+/// Runs of pages, where a partial softmax begins and ends, are a function of page numbers alone: short ones
+/// at first, so that a short context fills more of a GPU.
+///   pages   0 .. 127: runs of 32     128 ..: runs of 64
+#ifdef __CUDACC__
+#define KV2_RUNS __host__ __device__ constexpr
+#else
+#define KV2_RUNS constexpr
+#endif
+inline constexpr int kMinRunPages = 32, kMaxRunPages = 64;
+KV2_RUNS int run_of(int page) {
+  return page < 128 ? page / 32 : 2 + page / 64;
+}
+KV2_RUNS int run_begin(int run) {
+  return run < 4 ? 32 * run : 64 * (run - 2);
+}
+#undef KV2_RUNS
 
 struct AttendArgs {
   const float* q;
@@ -85,16 +100,16 @@ struct AttendArgs {
   int n_tiles, n_kv_heads, q_per_kv, head_dim, group;
   Pool full, packed;
   float softmax_scale, soft_cap;
-  // Split: one run to a block and the last block of a tile merges, in the order of runs. Else a block goes
-  // through all runs of its tile. The bits are the same.
-  bool split;
+  // Pages of a tile that go to one block, a boundary of runs; where a tile has more, the last of its blocks
+  // merges all runs in their order. The bits are the same whatever it is.
+  int pages_each;
+  int max_pages;
   int max_runs;        // of a tile
-  float* partials;     // [n_tiles, n_kv_heads, max_runs, pairs, head_dim + 2]
+  float* partials;     // [n_tiles, n_kv_heads, max_runs, pairs, head_dim + 2]; unused where no tile has more
   uint32_t* arrivals;  // [n_tiles, n_kv_heads], zero before and after
 };
-/// Query and head pairs of a tile at most: 4 or 8.
+/// Query and head pairs of a tile at most: 4 or 8; 4 with a soft cap.
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream);
-bool attend_has(int head_dim);
 /// Any head_dim and group, one block per query and head, f32 arithmetic: right, not fast.
 void launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
 

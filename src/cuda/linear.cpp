@@ -2,6 +2,8 @@
 #include "cuda/linear.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "base/float16.h"
@@ -12,8 +14,6 @@ namespace kv2::cuda {
 namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
-/// The number of rows that algorithms are chosen for: between a decode batch and a chunk of a prompt.
-constexpr int kRowsOfChoice = 64;
 
 /// Descriptors of one product, freed at the end of the scope. Column-major as cuBLAS sees it:
 /// out [n_out, rows] = weightsᵀ [padded, n_out]ᵀ · in [padded, rows].
@@ -65,6 +65,141 @@ bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
   return parts > 1;
 }
 
+/// Picks one algorithm for every number of rows: without split-K, a row's bits the same alone and in a large
+/// batch, and fast at both ends. What cuBLAS recommends for one size can be 20 times slower at another.
+class AlgorithmChoice {
+ public:
+  AlgorithmChoice(cublasLtHandle_t handle, cudaStream_t stream, void* workspace, const DenseLinear& weights)
+      : handle_(handle), stream_(stream), workspace_(workspace), weights_(weights) {
+    large_ = static_cast<int>(std::clamp<size_t>(kMaxOutputs / weights.n_out(), 64, 1024));
+    large_ = std::min(large_, weights.n_out());  // rows of the weights serve as inputs
+    out_.reserve(sizeof(float) * large_ * static_cast<size_t>(weights.n_out()));
+    check(cudaEventCreate(&begin_), "cudaEventCreate");
+    check(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+  ~AlgorithmChoice() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  AlgorithmChoice(const AlgorithmChoice&) = delete;
+  AlgorithmChoice& operator=(const AlgorithmChoice&) = delete;
+
+  cublasLtMatmulAlgo_t best() {
+    struct Found {
+      cublasLtMatmulAlgo_t algorithm;
+      float small, large;  // ms
+    };
+    std::vector<Found> found;
+    for (const cublasLtMatmulAlgo_t& a : candidates()) {
+      Found f{a, 0, 0};
+      if (time(a, 1, kRepeats, &f.small) && time(a, large_, 2, &f.large) && same_bits(a)) found.push_back(f);
+    }
+    if (found.empty())
+      throw_error(
+          ErrorCode::Unsupported,
+          "cuBLAS has no algorithm for a linear of {} by {} that gives a row the same bits in every batch",
+          weights_.n_in(), weights_.n_out());
+    float small = INFINITY, large = INFINITY, least = INFINITY;
+    for (const Found& f : found) small = std::min(small, f.small), large = std::min(large, f.large);
+    const auto cost = [&](const Found& f) { return f.small / small + f.large / large; };
+    for (const Found& f : found) least = std::min(least, cost(f));
+    // The first that is nearly as good: so that one machine mostly chooses the same.
+    for (const Found& f : found)
+      if (cost(f) <= 1.1f * least) return f.algorithm;
+    return found.front().algorithm;
+  }
+
+ private:
+  static constexpr size_t kMaxOutputs = size_t{32} << 20;
+  static constexpr int kRepeats = 4, kRow = 3;  // kRow: whose bits are compared
+
+  /// What cuBLAS recommends for few, some and many rows, in that order.
+  std::vector<cublasLtMatmulAlgo_t> candidates() {
+    std::vector<cublasLtMatmulAlgo_t> all;
+    for (const int rows : {1, 64, large_}) {
+      const Product product(weights_, rows);
+      cublasLtMatmulPreference_t preference = nullptr;
+      check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+      prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
+      prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+             uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
+      const uint32_t out_alignment = weights_.n_out() % 4 == 0 ? 16 : 4;
+      prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
+      prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment);
+      cublasLtMatmulHeuristicResult_t found[16];
+      int n_found = 0;
+      const cublasStatus_t status =
+          cublasLtMatmulAlgoGetHeuristic(handle_, product.operation, product.weights, product.in, product.out,
+                                         product.out, preference, std::size(found), found, &n_found);
+      cublasLtMatmulPreferenceDestroy(preference);
+      if (status != CUBLAS_STATUS_SUCCESS) continue;
+      for (int i = 0; i < n_found; i++) {
+        const auto same = [&](const cublasLtMatmulAlgo_t& a) {
+          return std::memcmp(&a, &found[i].algo, sizeof(a)) == 0;
+        };
+        if (!splits_k(found[i].algo) && std::none_of(all.begin(), all.end(), same))
+          all.push_back(found[i].algo);
+      }
+    }
+    return all;
+  }
+
+  bool multiply(const cublasLtMatmulAlgo_t& a, int first_row, int n_rows) {
+    const Product product(weights_, n_rows);
+    const float one = 1, zero = 0;
+    const auto* in = static_cast<const std::byte*>(weights_.weights()) +
+                     static_cast<size_t>(first_row) * weights_.padded() * (weights_.bf16() ? 2 : 4);
+    void* out = out_.reserve(0);
+    return cublasLtMatmul(handle_, product.operation, &one, weights_.weights(), product.weights, in,
+                          product.in, &zero, out, product.out, out, product.out, &a, workspace_, kWorkspace,
+                          stream_) == CUBLAS_STATUS_SUCCESS;
+  }
+  /// The fastest of `repeats` after one to warm up; false where the algorithm does not do this size.
+  bool time(const cublasLtMatmulAlgo_t& a, int n_rows, int repeats, float* ms) {
+    *ms = INFINITY;
+    for (int i = 0; i <= repeats; i++) {
+      check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+      if (!multiply(a, 0, n_rows)) return false;
+      check(cudaEventRecord(end_, stream_), "cudaEventRecord");
+      check(cudaEventSynchronize(end_), "cublasLtMatmul");
+      float t = 0;
+      check(cudaEventElapsedTime(&t, begin_, end_), "cudaEventElapsedTime");
+      if (i > 0) *ms = std::min(*ms, t);
+    }
+    return true;
+  }
+  std::vector<float> outputs(const cublasLtMatmulAlgo_t& a, int first_row, int n_rows, int row) {
+    std::vector<float> host(weights_.n_out());
+    if (!multiply(a, first_row, n_rows)) return {};
+    check(cudaMemcpyAsync(host.data(),
+                          static_cast<const float*>(out_.reserve(0)) + static_cast<size_t>(row) * host.size(),
+                          sizeof(float) * host.size(), cudaMemcpyDeviceToHost, stream_),
+          "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream_), "cublasLtMatmul");
+    return host;
+  }
+  bool same_bits(const cublasLtMatmulAlgo_t& a) {
+    if (large_ <= kRow) return true;
+    const std::vector<float> alone = outputs(a, kRow, 1, 0);
+    for (const int n : {kRow + 1, 33, large_}) {
+      if (n > large_) continue;
+      const std::vector<float> beside = outputs(a, 0, n, kRow);
+      if (alone.size() != beside.size() ||
+          std::memcmp(alone.data(), beside.data(), sizeof(float) * alone.size()) != 0)
+        return false;
+    }
+    return !alone.empty();
+  }
+
+  cublasLtHandle_t handle_;
+  cudaStream_t stream_;
+  void* workspace_;
+  const DenseLinear& weights_;
+  int large_;
+  Buffer out_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
+
 }  // namespace
 
 DenseLinear::DenseLinear(const LinearSource& source, bool bf16)
@@ -115,32 +250,21 @@ size_t Linears::scratch_bytes(int n_rows, int max_width) const {
   return kWorkspace + static_cast<size_t>(n_rows) * ((max_width + 7) / 8 * 8) * (bf16_ ? 2 : 4);
 }
 
-const cublasLtMatmulAlgo_t& Linears::algorithm(const DenseLinear& weights, cublasLtMatmulDesc_t operation) {
+const cublasLtMatmulAlgo_t& Linears::algorithm(const DenseLinear& weights) {
   const auto [at, is_new] =
       algorithms_.try_emplace(Shape{weights.n_out(), weights.padded(), weights.bias() != nullptr});
   if (!is_new) return at->second;
-  const Product choice(weights, kRowsOfChoice);
-  cublasLtMatmulPreference_t preference = nullptr;
-  check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-  prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
-  prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
-  const uint32_t out_alignment = weights.n_out() % 4 == 0 ? 16 : 4;
-  prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
-  prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment);
-  cublasLtMatmulHeuristicResult_t found[32];
-  int n_found = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle_, choice.operation, choice.weights, choice.in, choice.out,
-                                     choice.out, preference, std::size(found), found, &n_found);
-  cublasLtMatmulPreferenceDestroy(preference);
-  check(status, "cublasLtMatmulAlgoGetHeuristic");
-  for (int i = 0; i < n_found; i++) {
-    if (splits_k(found[i].algo)) continue;
-    return at->second = found[i].algo;
+  try {
+    at->second = AlgorithmChoice(handle_, stream_, workspace_.reserve(kWorkspace), weights).best();
+  } catch (...) {
+    algorithms_.erase(at);
+    throw;
   }
-  algorithms_.erase(at);
-  throw_error(ErrorCode::Unsupported, "cuBLAS has no algorithm without split-K for a linear of {} by {}",
-              weights.n_in(), weights.n_out());
+  return at->second;
+}
+
+void Linears::prepare(const DenseLinear& weights) {
+  algorithm(weights);
 }
 
 void Linears::multiply(const DenseLinear& weights, const LinearParams& p) {
@@ -156,7 +280,7 @@ void Linears::multiply(const DenseLinear& weights, const LinearParams& p) {
   const Product product(weights, p.n_rows);
   const float one = 1.0f, beta = p.accumulate == Accumulate::Yes ? 1.0f : 0.0f;
   check(cublasLtMatmul(handle_, product.operation, &one, weights.weights(), product.weights, in, product.in,
-                       &beta, p.out, product.out, p.out, product.out, &algorithm(weights, product.operation),
+                       &beta, p.out, product.out, p.out, product.out, &algorithm(weights),
                        workspace_.reserve(kWorkspace), kWorkspace, stream_),
         "cublasLtMatmul");
 }

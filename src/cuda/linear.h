@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linears of the CUDA backend: weights in bf16 (or f32), rows padded to 16 bytes, multiplied by cuBLASLt with
-// f32 accumulation and output. One algorithm per shape of weights, without split-K, chosen once and used for
-// every number of rows: a row's bits must not depend on the batch it comes in.
+// f32 accumulation and output. One algorithm per shape of weights, without split-K, chosen once by timing and
+// used for every number of rows: a row's bits must not depend on the batch it comes in.
 #pragma once
 
 #include <cublasLt.h>
@@ -45,13 +45,16 @@ class Linears {
   Linears& operator=(const Linears&) = delete;
 
   bool bf16() const { return bf16_; }
+  /// Chooses the algorithm now, by timing it on these weights; it would happen at the first product.
+  void prepare(const DenseLinear& weights);
   void multiply(const DenseLinear& weights, const LinearParams& p);
   size_t scratch_bytes(int n_rows, int max_width) const;
+  /// Where rounded inputs are now.
+  const void* inputs() const { return inputs_.data(); }
 
  private:
-  struct Algorithm;
   using Shape = std::tuple<int, int, bool>;  // n_out, padded n_in, bias
-  const cublasLtMatmulAlgo_t& algorithm(const DenseLinear& weights, cublasLtMatmulDesc_t operation);
+  const cublasLtMatmulAlgo_t& algorithm(const DenseLinear& weights);
 
   cudaStream_t stream_;
   bool bf16_;

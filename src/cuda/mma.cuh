@@ -8,18 +8,31 @@
 
 namespace kv2::cuda {
 
-/// c += A·B, m16n8k16, f32 accumulators. A as in fragment.h; B: lane (g, t) holds rows 2t, 2t+1 and 2t+8,
-/// 2t+9 of column g; C: rows g, g, g+8, g+8 of columns 2t, 2t+1, 2t, 2t+1.
-__device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                        uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+/// Whether B holds digits with or without a sign.
+enum class Digits { Signed, Unsigned };
+
+/// c += A·B or c = A·B, m16n8k32, codes times digits, exact. A as in fragment.h; B: lane (g, t) holds rows
+/// 4t..4t+3 and 4t+16..+19 of column g; C: rows g, g, g+8, g+8 of columns 2t, 2t+1, 2t, 2t+1.
+template <Digits kDigits>
+__device__ __forceinline__ void mma_codes(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                          uint32_t b0, uint32_t b1) {
+  if constexpr (kDigits == Digits::Signed)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};\n"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};\n"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+/// Half a step: 16 columns of A, registers 0 and 1.
+__device__ __forceinline__ void mma_codes_half(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};\n"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
 }
 __device__ __forceinline__ void mma_bf16(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
@@ -38,21 +51,10 @@ __device__ __forceinline__ float exp2_fast(float x) {  // relative error 2^-22
   return r;
 }
 
-/// Two codes as halves: code·4^e(F)·2^-24, F-th field of a packed word. A subnormal's leading zeros cost the
-/// tensor core bits of alignment (measured: fields left at bit 0 give 14 bits of product), so fields move to
-/// bits 4 to 9.
+/// Four codes as bytes, times 4^F: the F-th fragment of a packed word.
 template <int F>
 __device__ __forceinline__ uint32_t field(uint32_t w) {
-  if constexpr (F < 3)
-    return (w << 4) & (0x00030003u << (2 * F + 4));
-  else if constexpr (F < 5)
-    return w & (0x00030003u << (2 * F));
-  else
-    return (w >> 6) & (0x00030003u << (2 * F - 6));
-}
-/// e(F)
-__host__ __device__ constexpr int field_exponent(int f) {
-  return f < 3 ? f + 2 : f < 5 ? f : f - 3;
+  return w & (0x03030303u << (2 * F));
 }
 
 /// 2^e, e in [-126, 127].

@@ -132,7 +132,7 @@ __device__ void clip_rows(uint16_t* rows, int d, int stride, int index) {
   }
 }
 
-// ---- head_dim 64 and 128 in one group: four threads to a token, its values in registers, two to a word
+// ---- head_dim up to 128 in one group: four threads to a token, its values in registers, two to a word
 
 /// Of the quad's values (magnitudes, 15 bits each in both halves of a word), how many are <= limit.
 template <int W>
@@ -197,21 +197,20 @@ __device__ void clip_and_scale(uint16_t* rows, int stride, int clip, Scaled* sca
   if (part == 0) scaled[token] = scale_of(mn, mx, &pairs[token]);
 }
 
-/// A word of codes in fragment order, head_dim D in one group.
+/// A word of codes in fragment order. D: as in load_rows.
 template <int D>
-__device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, bool is_v, int word) {
-  constexpr int kSteps = D / 16, kTilesPerWord = 8 / kSteps, kStride = D + 2;
-  const int set = word >> 7, lane = (word >> 2) & 31, reg = word & 3;
-  const int row = (lane >> 2) + 8 * (reg & 1), column = 2 * (lane & 3) + 8 * (reg >> 1);
+__device__ uint32_t code_word(const uint16_t* rows, const Scaled* scaled, int head_dim, int group, bool is_v,
+                              int word) {
+  const int d = D ? D : head_dim, stride = d + 2, n_groups = D ? 1 : d / group;
   uint32_t out = 0;
 #pragma unroll
-  for (int f = 0; f < 8; f++)
+  for (int f = 0; f < 4; f++)
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const int tile = (set * kTilesPerWord + f / kSteps) * 16, step = f % kSteps * 16;
-      const int token = tile + (is_v ? column + h : row), channel = step + (is_v ? row : column + h);
-      out |= static_cast<uint32_t>(code_of(widen(rows[token * kStride + channel]), scaled[token]))
-             << (2 * f + 16 * h);
+    for (int byte = 0; byte < 4; byte++) {
+      const CodeOf of = is_v ? packed_v_of(d, word, f, byte) : packed_k_of(d, word, f, byte);
+      const Scaled& s = scaled[n_groups == 1 ? of.token : of.token * n_groups + of.channel / group];
+      out |= static_cast<uint32_t>(code_of(widen(rows[of.token * stride + of.channel]), s))
+             << (8 * byte + 2 * f);
     }
   return out;
 }
@@ -226,7 +225,7 @@ __device__ uint32_t canonical_word(const uint16_t* rows, const Scaled* scaled, i
   return out;
 }
 
-/// D: head_dim in one group, in fragment order; 0: any, canonical.
+/// D: head_dim in one group, in fragment order; 0: any.
 template <int D>
 __global__ void __launch_bounds__(kThreads)
     demote_kernel(Pool full, Pool packed, const DemotePage* pages, int d, int group, int clip_k, int clip_v,
@@ -256,8 +255,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   auto* codes = reinterpret_cast<uint32_t*>(to + (is_v ? codes_bytes : 0));
   for (int word = threadIdx.x; word < codes_bytes / 4; word += kThreads) {
-    if constexpr (D != 0)
-      codes[word] = code_word<D>(rows, scaled, is_v, word);
+    if (D != 0 || fragments_packed(d, group))
+      codes[word] = code_word<D>(rows, scaled, d, group, is_v, word);
     else
       codes[word] = canonical_word(rows, scaled, d, group, word);
   }
@@ -274,9 +273,13 @@ void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages,
                    int group, int clip_k, int clip_v, int sides, cudaStream_t stream) {
   const size_t shared = (kPage * (head_dim + 2) * 2 + 15) / 16 * 16 +
                         static_cast<size_t>(kPage) * (head_dim / group) * sizeof(Scaled);
-  auto* kernel = !fragments_packed(head_dim, group) ? demote_kernel<0>
-                 : head_dim == 64                   ? demote_kernel<64>
-                                                    : demote_kernel<128>;
+  auto* kernel = head_dim != group ? demote_kernel<0>
+                 : head_dim == 64  ? demote_kernel<64>
+                 : head_dim == 80  ? demote_kernel<80>
+                 : head_dim == 96  ? demote_kernel<96>
+                 : head_dim == 112 ? demote_kernel<112>
+                 : head_dim == 128 ? demote_kernel<128>
+                                   : demote_kernel<0>;
   if (shared > 48 * 1024)
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
   kernel<<<dim3(n_pages, n_kv_heads, sides == 3 ? 2 : 1), kThreads, shared, stream>>>(

@@ -61,7 +61,7 @@ __global__ void rope_kernel(float* x, const int64_t* positions, const float* inv
     double s, c;
     sincos(pos * inv_frequency[i], &s, &c);
     const int first = adjacent ? 2 * i : i, second = adjacent ? 2 * i + 1 : i + half;
-    for (int h = threadIdx.y; h < n_heads; h += blockDim.y) {
+    for (int h = blockIdx.y * blockDim.y + threadIdx.y; h < n_heads; h += blockDim.y * gridDim.y) {
       float* head = row + static_cast<size_t>(h) * head_dim;
       const float a = head[first], b = head[second];
       const float fc = static_cast<float>(c), fs = static_cast<float>(s);
@@ -121,7 +121,8 @@ void launch_round_rows(const float* x, void* out, bool to_bf16, int n_rows, int 
 
 void launch_rope(float* x, const int64_t* positions, const float* inv_frequency, int n_rows, int n_heads,
                  int head_dim, bool adjacent, cudaStream_t stream) {
-  rope_kernel<<<n_rows, dim3(32, 4), 0, stream>>>(x, positions, inv_frequency, n_heads, head_dim, adjacent);
+  rope_kernel<<<dim3(n_rows, (n_heads + 7) / 8), dim3(32, 8), 0, stream>>>(x, positions, inv_frequency,
+                                                                           n_heads, head_dim, adjacent);
 }
 
 void launch_swiglu(const float* gate, const float* up, float* out, int n_rows, int width, size_t stride,

@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "engine/device.h"
 #include "engine/engine_impl.h"
+#include "ops/device_extras.h"
 
 namespace kv2 {
 namespace {
@@ -48,7 +49,7 @@ int64_t choose_context(const Model& model, const OpenOptions& o) {
   if (o.context < 0 || o.context > model.config().context)
     return o.context;  // the engine says what is wrong with it
   o.cache.validate(shape.head_dim);
-  const size_t room = available_memory() / 20 * 19,
+  const size_t room = free_memory(model.backend()) / 20 * 19,
                needed = plan_cache(o.cache, shape, capacity).total_bytes();
   if (needed <= room) return capacity.context_tokens;
   const int64_t fits = context_that_fits(o.cache, shape, capacity, room);

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "model/model_impl.h"
+#include "ops/device_extras.h"
 
 namespace kv2 {
 namespace {
@@ -29,16 +30,24 @@ class Forward {
   }
 
   void run(std::span<float> logits) {
+    // Steps of single rows come again and again; prompts do not, and an observer looks at results.
+    if (observer_ == nullptr && n_rows_ == static_cast<int>(step_.sequences.size()))
+      run_step(b_, [this] { body(); });
+    else
+      body();
+    head(logits);
+  }
+
+ private:
+  void body() {
     b_.embed(*m_.weights.embedding,
              {.tokens = batch_.tokens.data(), .out = at(m_.plan.x), .n_rows = n_rows_});
     for (int layer = 0; layer < c_.n_layers; layer++) {
       attention(layer, m_.weights.layers[layer]);
       mlp(m_.weights.layers[layer]);
     }
-    head(logits);
   }
 
- private:
   void attention(int layer, const LayerWeights& w) {
     const auto transforms = cache_.transforms(layer);
     norm(at(m_.plan.x), w.attention_norm, at(m_.plan.normed), n_rows_, c_.hidden);

@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "base/memory.h"
 #include "model/model_impl.h"
+#include "model/random_file.h"
+#include "ops/device_extras.h"
 
 namespace kv2 {
 namespace {
@@ -27,7 +29,7 @@ struct Cursor {
 /// Before anything is allocated: a clear line instead of a killed process.
 void check_memory(const TensorFile& file, const Backend& backend, int max_rows) {
   const ModelPlan plan = plan_model(file, backend, max_rows);
-  const size_t room = available_memory();
+  const size_t room = free_memory(backend);
   if (plan.weight_bytes + plan.scratch_bytes > room)
     throw_error(ErrorCode::OutOfMemory,
                 "weights need {} ({}) and scratch {}, but {} of memory are free; a smaller model would fit",
@@ -137,6 +139,7 @@ ModelPlan plan_model(const TensorFile& file, const Backend& backend, int max_row
 }
 
 std::unique_ptr<TensorFile> open_model_file(const std::string& path) {
+  if (auto random = RandomFile::open(path)) return random;
   std::error_code ec;
   if (std::filesystem::is_directory(path, ec)) return HfDirectory::open(path);
   return GgufFile::open(path);
@@ -145,6 +148,7 @@ std::unique_ptr<TensorFile> open_model_file(const std::string& path) {
 ModelConfig read_config(const TensorFile& file) {
   if (const auto* gguf = dynamic_cast<const GgufFile*>(&file)) return ModelConfig::from_gguf(*gguf);
   if (const auto* hf = dynamic_cast<const HfDirectory*>(&file)) return ModelConfig::from_hf(*hf);
+  if (const auto* random = dynamic_cast<const RandomFile*>(&file)) return random->config();
   throw_error(ErrorCode::Unsupported,
               "a {} alone is no model; supported are GGUF files and Hugging Face directories", file.kind());
 }

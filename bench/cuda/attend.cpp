@@ -3,10 +3,8 @@
 // plain f32 kernel first (which the op tests hold against the reference), empties the L2 before each run,
 // prints medians, bytes and the share of the read bandwidth measured in the same run. One JSON line per shape
 // with --json.
-//   kv2_bench_attend_cuda [--json] [--quick]
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
+//   kv2_bench_attend_cuda [--json] [--quick] [--pages N]
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cmath>
@@ -19,6 +17,7 @@
 
 #include "cuda/attend_plan.h"
 #include "cuda/kernels.h"
+#include "fill.h"
 
 namespace {
 
@@ -33,7 +32,9 @@ void check(cudaError_t status, const char* what) {
 template <class T>
 class Device {
  public:
-  explicit Device(size_t n) : n_(n) { check(cudaMalloc(&memory_, n * sizeof(T)), "cudaMalloc"); }
+  explicit Device(size_t n) : n_(n) {
+    check(cudaMalloc(reinterpret_cast<void**>(&memory_), n * sizeof(T)), "cudaMalloc");
+  }
   explicit Device(const std::vector<T>& host) : Device(host.size()) {
     check(cudaMemcpy(memory_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
   }
@@ -51,36 +52,6 @@ class Device {
   T* memory_ = nullptr;
   size_t n_;
 };
-
-__device__ uint32_t hash(uint64_t i) {
-  uint32_t x = static_cast<uint32_t>(i) ^ static_cast<uint32_t>(i >> 32) * 0x9e3779b9u;
-  x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
-  return x ^ x >> 16;
-}
-/// Codes any bits; scales 0.3 to 0.9, offsets -1.2 to 0: a mean that is not zero.
-__global__ void fill_packed(uint32_t* pages, size_t words, int page_words, int code_words) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words;
-       i += size_t(gridDim.x) * blockDim.x) {
-    const uint32_t r = hash(i);
-    const __half2 pair = __floats2half2_rn(0.3f + 0.6f * (r & 1023) / 1024, -1.2f * (r >> 10 & 1023) / 1024);
-    pages[i] = i % page_words < code_words ? r : *reinterpret_cast<const uint32_t*>(&pair);
-  }
-}
-__global__ void fill_full(__nv_bfloat16* pages, size_t n) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
-    pages[i] = __float2bfloat16((hash(i + (size_t{1} << 40)) & 65535) / 32768.0f - 0.7f);
-}
-__global__ void read_all(const uint4* x, size_t n, uint32_t* out) {
-  uint32_t sum = 0;
-  const size_t step = size_t(gridDim.x) * blockDim.x;
-  size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x;
-  for (; i + 3 * step < n; i += 4 * step) {
-    const uint4 a = __ldcs(x + i), b = __ldcs(x + i + step), c = __ldcs(x + i + 2 * step),
-                d = __ldcs(x + i + 3 * step);
-    sum += a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
-  }
-  if (sum == 0x12345678) *out = sum;
-}
 
 class Timer {
  public:
@@ -113,17 +84,17 @@ class Timer {
 struct Bench {
   Timer timer;
   bool json = false;
+  int pages_each = 0;         // 0: as planned
   double read_bandwidth = 0;  // bytes per ms
 
   void measure_bandwidth() {
-    const Device<uint4> x(size_t{4} << 26);  // 4 GiB
+    const Device<std::byte> x(size_t{4} << 30);
     const Device<uint32_t> out(1);
-    check(cudaMemset(x.get(), 1, x.size() * 16), "memset");
+    check(cudaMemset(x.get(), 1, x.size()), "memset");
     double best = 1e9;
     for (const int blocks : {132 * 8, 132 * 16, 132 * 32})
-      best =
-          std::min(best, timer.median([&] { read_all<<<blocks, 256>>>(x.get(), x.size(), out.get()); }, 7));
-    read_bandwidth = static_cast<double>(x.size()) * 16 / best;
+      best = std::min(best, timer.median([&] { bench::read_all(x.get(), x.size(), out.get(), blocks); }, 7));
+    read_bandwidth = static_cast<double>(x.size()) / best;
     std::printf("read bandwidth %.2f TB/s\n", read_bandwidth / 1e9);
   }
 
@@ -137,9 +108,8 @@ struct Bench {
     const Device<std::byte> packed(n_packed * layout.packed_page_bytes());
     const Device<std::byte> full(static_cast<size_t>(batch) * n_full * layout.full_page_bytes());
     const int page_words = static_cast<int>(layout.packed_head_bytes(0) / 4);
-    fill_packed<<<4096, 256>>>(reinterpret_cast<uint32_t*>(packed.get()), packed.size() / 4, page_words,
-                               kPageTokens * d / 8);
-    fill_full<<<4096, 256>>>(reinterpret_cast<__nv_bfloat16*>(full.get()), full.size() / 2);
+    bench::fill_packed(packed.get(), packed.size() / 4, page_words, kPageTokens * d / 8);
+    bench::fill_full(full.get(), full.size() / 2);
     // slots in random order; a page that is not read is held nowhere
     std::vector<int32_t> order(n_packed), tables(2 * n_packed, -1);
     for (size_t i = 0; i < n_packed; i++) order[i] = static_cast<int32_t>(i);
@@ -163,11 +133,11 @@ struct Bench {
     std::srand(1);
     for (float& x : q_host) x = (std::rand() % 2001 - 800) / 800.0f;
     const Device<float> q(q_host), out(q_host.size()), want(q_host.size());
-    const int pairs = prompt_rows == 1 && q_per_kv <= 4 ? 4 : 8;
-    const auto plan = cuda::plan_attend(views, shape, rule, pairs, 132);
+    const int pairs = cuda::attend_pairs(shape, prompt_rows == 1, 0);
+    auto plan = cuda::plan_attend(views, shape, rule, pairs, 132);
+    if (pages_each > 0) plan.pages_each = pages_each;
     const Device<cuda::AttendTile> tiles(plan.tiles);
-    const Device<float> partials(
-        std::max<size_t>(1, cuda::partial_bytes(plan, shape, pairs) / 4 * plan.split));
+    const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(plan, shape, pairs) / 4));
     const Device<uint32_t> arrivals(plan.tiles.size() * n_kv_heads);
     check(cudaMemset(arrivals.get(), 0, arrivals.size() * 4), "memset");
     cuda::AttendArgs args{q.get(),
@@ -182,8 +152,9 @@ struct Bench {
                           {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes(0)},
                           1.0f / std::sqrt(static_cast<float>(d)),
                           0.0f,
-                          plan.split,
-                          plan.max_runs,
+                          plan.pages_each,
+                          plan.max_pages,
+                          plan.max_runs(),
                           partials.get(),
                           arrivals.get()};
     check(cudaMemset(out.get(), 0xff, out.size() * 4), "memset");
@@ -210,9 +181,10 @@ struct Bench {
     const double flops = 4.0 * batch * prompt_rows * shape.n_heads * d * (tokens - prompt_rows / 2.0);
     std::printf(
         "attend int2 heads %dx%d d=%d B=%d T=%d rows=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, "
-        "%.0f TFLOP/s, error %.1e%s\n",
+        "%.0f TFLOP/s, error %.1e, %d pages to a block\n",
         n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes / 1e9, bytes / ms / 1e9,
-        100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error, plan.split ? "" : " (one block a tile)");
+        100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error,
+        std::min(plan.pages_each, plan.max_pages));
     if (json)
       std::printf(
           "{\"op\":\"attend\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,\"tokens\":%d,\"rows\":%"
@@ -227,7 +199,7 @@ struct Bench {
     const PageLayout layout = PageLayout::of_int2({1, n_kv_heads, n_kv_heads, d}, d);
     const int n = batch * (tokens / kPageTokens);
     const Device<std::byte> full(n * layout.full_page_bytes()), packed(n * layout.packed_page_bytes());
-    fill_full<<<4096, 256>>>(reinterpret_cast<__nv_bfloat16*>(full.get()), full.size() / 2);
+    bench::fill_full(full.get(), full.size() / 2);
     std::vector<cuda::DemotePage> list;
     for (int i = 0; i < n; i++) list.push_back({i, n - 1 - i});
     const Device<cuda::DemotePage> pages(list);
@@ -265,6 +237,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; i++) {
     bench.json = bench.json || !std::strcmp(argv[i], "--json");
     quick = quick || !std::strcmp(argv[i], "--quick");
+    if (!std::strcmp(argv[i], "--pages") && i + 1 < argc) bench.pages_each = std::atoi(argv[i + 1]);
   }
   bench.measure_bandwidth();
   const struct {
@@ -278,6 +251,7 @@ int main(int argc, char** argv) {
   bench.attend(32, 32768, 3, 3, 64, 1);
   bench.attend(1, 8192, 8, 4, 128, 512);
   bench.attend(1, 32768, 8, 4, 128, 2048);
+  bench.attend(1, 32768, 8, 4, 128, 32768);
   bench.demote(32, 32768, 8, 128, 122, 117, false);
   bench.demote(32, 32768, 8, 128, -1, -1, false);
   bench.demote(4, 32768, 8, 128, -1, -1, true);

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which head dims this build has attention kernels for, and the way to them. head_dims.def is made by CMake
+// of KV2_CUDA_HEAD_DIMS: KV2_HEAD_DIM(64) and so on.
+#include "base/check.h"
+#include "cuda/attend_launch.h"
+#include "cuda/attend_plan.h"
+#include "cuda/fragment.h"
+
+namespace kv2::cuda {
+
+std::span<const int> attend_head_dims() {
+  static constexpr int kDims[] = {
+#define KV2_HEAD_DIM(d) d,
+#include "cuda/head_dims.def"
+#undef KV2_HEAD_DIM
+  };
+  return kDims;
+}
+
+bool attend_has(int head_dim, int group) {
+  if (!fragments_packed(head_dim, group)) return false;
+  for (const int d : attend_head_dims())
+    if (d == head_dim) return true;
+  return false;
+}
+
+void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream) {
+  switch (args.head_dim) {
+#define KV2_HEAD_DIM(d) \
+  case d:               \
+    return launch_attend_for<d>(args, pairs, stream);
+#include "cuda/head_dims.def"
+#undef KV2_HEAD_DIM
+    default:
+      KV2_CHECK(false, "no attention kernel for head_dim {}", args.head_dim);
+  }
+}
+
+}  // namespace kv2::cuda
