@@ -100,20 +100,20 @@ def main():
     p.add_argument("--calibration", default="")
     p.add_argument("--out", default="build/bench")
     a = p.parse_args()
+    out = pathlib.Path(a.out)
+    out.mkdir(parents=True, exist_ok=True)
     results = collections.defaultdict(list)
     for r in range(a.rounds):
         for depth in a.depth:
             turns = [(run_kv2, m) for m in a.kv] + [(run_llama, k) for k in LLAMA_KV]
             for f, name in turns[r % len(turns):] + turns[:r % len(turns)]:
                 f(a, name, depth, results)
+                (out / "peers.json").write_text(json.dumps([[*k, v] for k, v in results.items()], indent=1))
     best = {k: max(v) for k, v in results.items()}
     cpu = next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "?")
     text = (f"{cpu}, {a.threads} threads, {datetime.date.today().isoformat()}, {pathlib.Path(a.model).name}; best of "
             f"{a.rounds} rounds x {a.repeat}, by turns\n\n{table(a, best, 'decode')}\n\n{table(a, best, 'prefill')}\n")
-    out = pathlib.Path(a.out)
-    out.mkdir(parents=True, exist_ok=True)
     (out / "peers.md").write_text(text)
-    (out / "peers.json").write_text(json.dumps([[*k, v] for k, v in results.items()], indent=1))
     (out / "decode_over_depth.svg").write_text(plot(a, best))
     print(text)
 

@@ -135,7 +135,7 @@ HWY_ATTR void multiply_rows_by_strip(const StripShape& s, const std::byte* strip
 template <int Bits, int Words>
 HWY_ATTR void multiply_all_rows(const StripShape& s, const std::byte* strip, const CodedRows& x, int row,
                                 int n, float* out) {
-  constexpr int kMost = HWY_CAP_GE512 ? 6 : 2;  // rows that share one unpacking of the codes
+  constexpr int kMost = HWY_CAP_GE512 ? 4 : 2;  // rows that share one unpacking of the codes
   for (; n >= kMost; n -= kMost, row += kMost, out += 16 * kMost)
     multiply_rows_by_strip<Bits, Words, kMost>(s, strip, x, row, out);
   if constexpr (kMost > 2) {

@@ -69,15 +69,25 @@ HWY_INLINE HWY_ATTR Vec load_fp16(const fp16* p) {
   return hn::PromoteTo(Floats(), hn::LoadU(halves, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 
+/// Part `part` of four of what comes next: all of it at once would wait for the memory's queue.
+HWY_INLINE void fetch_next(const PackedPage& page, int part) {
+  const size_t lines = (page.next_bytes + 63) / 64, end = lines * static_cast<size_t>(part + 1) / 4;
+  for (size_t i = lines * static_cast<size_t>(part) / 4; i < end; i++) __builtin_prefetch(page.next + 64 * i);
+  asm volatile("");  // else GCC 12 may take this function for pure and drop its calls
+}
+
 /// Logits of R rows from row on, all 64 tokens: logits [R][64].
 template <int R, int B>
-HWY_INLINE HWY_ATTR void packed_logits(const CodedQueries& q, int row, const uint8_t* codes,
-                                       const fp16* params, const Int2Layout& layout, float* logits) {
+HWY_INLINE HWY_ATTR void packed_logits(const CodedQueries& q, int row, const PackedPage& page,
+                                       const uint8_t* codes, const fp16* params, const Int2Layout& layout,
+                                       float* logits) {
   const Floats f;
   const int d = layout.head_dim, groups = layout.n_groups(), words = layout.group / 4;
   const size_t block = static_cast<size_t>(d) * 4;
   const int8_t* x = q.halves + static_cast<size_t>(row) * 2 * d;
-  for (int b = 0; b < 4; b += B)
+  for (int b = 0; b < 4; b += B) {
+    if (row == 0 && page.next)
+      for (int bb = 0; bb < B; bb++) fetch_next(page, b + bb);
     for (int g = 0; g < groups; g++) {
       Sum16 sums[R][B];
       dot_codes<R, B>(codes + static_cast<size_t>(b) * block, block, g * words, words, x,
@@ -98,6 +108,7 @@ HWY_INLINE HWY_ATTR void packed_logits(const CodedQueries& q, int row, const uin
           }
         }
     }
+  }
 }
 
 /// Softmax of one row over a page: s [64] logits become p = exp(logit − max); the partial follows a new
@@ -199,21 +210,21 @@ HWY_INLINE HWY_ATTR void packed_values(const int8_t* weights, const CodedWeights
 }
 
 template <int R>
-HWY_ATTR void attend_packed_rows(const TileView& tile, const CodedQueries& q, int row,
-                                 const std::byte* head_page, const Int2Layout& layout, bool first,
-                                 const Partial& partial) {
+HWY_ATTR void attend_packed_rows(const TileView& tile, const CodedQueries& q, int row, const PackedPage& page,
+                                 const Int2Layout& layout, const Partial& partial) {
   constexpr int kWide = kLanes == 16 ? (R == 1   ? 4
                                         : R == 2 ? 2
                                                  : 1)
                                      : 1;  // enough sums in flight for few rows
-  const auto* k_codes = reinterpret_cast<const uint8_t*>(head_page + layout.k_codes());
-  const auto* v_codes = reinterpret_cast<const uint8_t*>(head_page + layout.v_codes());
-  const auto* v_params = reinterpret_cast<const fp16*>(head_page + layout.v_params());
+  const auto* k_codes = reinterpret_cast<const uint8_t*>(page.codes + layout.k_codes());
+  const auto* v_codes = reinterpret_cast<const uint8_t*>(page.codes + layout.v_codes());
+  const auto* v_params = reinterpret_cast<const fp16*>(page.codes + layout.v_params());
   const int d = layout.head_dim, groups = layout.n_groups();
   alignas(64) float p[R * kPageTokens];
-  packed_logits<R, kWide>(q, row, k_codes, reinterpret_cast<const fp16*>(head_page + layout.k_params()),
-                          layout, p);
-  for (int r = 0; r < R; r++) packed_softmax(p + r * kPageTokens, row + r, d, tile.soft_cap, first, partial);
+  packed_logits<R, kWide>(q, row, page, k_codes,
+                          reinterpret_cast<const fp16*>(page.codes + layout.k_params()), layout, p);
+  for (int r = 0; r < R; r++)
+    packed_softmax(p + r * kPageTokens, row + r, d, tile.soft_cap, page.first, partial);
   alignas(64) int8_t weights[R * 2 * kPageTokens];
   CodedWeights coded[R];
   for (int g = 0; g < groups; g++) {
@@ -228,27 +239,24 @@ HWY_ATTR void attend_packed_rows(const TileView& tile, const CodedQueries& q, in
   }
 }
 
-HWY_ATTR void AttendPacked(const TileView& tile, const CodedQueries& q, const std::byte* head_page,
-                           const Int2Layout& layout, bool first, const Partial& partial) {
+HWY_ATTR void AttendPacked(const TileView& tile, const CodedQueries& q, const PackedPage& page,
+                           const Int2Layout& layout, const Partial& partial) {
   int row = 0;
   for (; row + kPackedRows <= tile.n_rows; row += kPackedRows)
-    attend_packed_rows<kPackedRows>(tile, q, row, head_page, layout, first, partial);
+    attend_packed_rows<kPackedRows>(tile, q, row, page, layout, partial);
   switch (tile.n_rows - row) {
     case 1:
-      return attend_packed_rows<1>(tile, q, row, head_page, layout, first, partial);
+      return attend_packed_rows<1>(tile, q, row, page, layout, partial);
     case 2:
-      return attend_packed_rows<2>(tile, q, row, head_page, layout, first, partial);
+      return attend_packed_rows<2>(tile, q, row, page, layout, partial);
     case 3:
-      if constexpr (kPackedRows > 3)
-        return attend_packed_rows<3>(tile, q, row, head_page, layout, first, partial);
+      if constexpr (kPackedRows > 3) return attend_packed_rows<3>(tile, q, row, page, layout, partial);
       return;
     case 4:
-      if constexpr (kPackedRows > 3)
-        return attend_packed_rows<4>(tile, q, row, head_page, layout, first, partial);
+      if constexpr (kPackedRows > 3) return attend_packed_rows<4>(tile, q, row, page, layout, partial);
       return;
     case 5:
-      if constexpr (kPackedRows > 3)
-        return attend_packed_rows<5>(tile, q, row, head_page, layout, first, partial);
+      if constexpr (kPackedRows > 3) return attend_packed_rows<5>(tile, q, row, page, layout, partial);
       return;
     default:
       return;

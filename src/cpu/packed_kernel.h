@@ -42,8 +42,14 @@ struct CodedQueries {
 
 void code_queries(const TileView& tile, const Int2Layout& layout, const CodedQueries& to);
 
-/// One packed page, all 64 tokens for every row; `first`: the partial holds nothing yet.
-void attend_packed(const TileView& tile, const CodedQueries& queries, const std::byte* head_page,
-                   const Int2Layout& layout, bool first, const Partial& partial);
+/// One packed page, all 64 tokens for every row.
+struct PackedPage {
+  const std::byte* codes;  // the head page
+  const std::byte* next;   // what will be read after it, fetched meanwhile; nullptr: nothing
+  size_t next_bytes;
+  bool first;  // the partial holds nothing yet
+};
+void attend_packed(const TileView& tile, const CodedQueries& queries, const PackedPage& page,
+                   const Int2Layout& layout, const Partial& partial);
 
 }  // namespace kv2::cpu
