@@ -19,7 +19,8 @@ namespace kv2::app {
 
 void ModelOptions::add_to(CLI::App& app) {
   app.add_option("model", model, "a .gguf file or a Hugging Face directory")->required();
-  app.add_option("--device", device, "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
+  app.add_option("--device", device,
+                 "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
   app.add_option("--threads", threads, "default: the cores this process may use")->check(CLI::Range(0, 1024));
   app.add_option("--linears", linears, "auto, bf16 or f32: what weights are multiplied in")
       ->check(CLI::IsMember({"auto", "bf16", "f32"}));

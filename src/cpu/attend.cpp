@@ -116,9 +116,7 @@ class PageReader {
   bool full() const { return part_ == nullptr; }
   const std::byte* head_page() const { return page_; }
   /// Worth fetching ahead; 0 where decoding costs far more than the lines it reads.
-  size_t bytes() const {
-    return full() ? layout_.full_head_bytes() : is_int2_ ? int2_.bytes() : 0;
-  }
+  size_t bytes() const { return full() ? layout_.full_head_bytes() : is_int2_ ? int2_.bytes() : 0; }
   /// keys [d][64]; rows: scratch of as much again.
   void keys(float* to, float* rows) const {
     const int d = layout_.shape.head_dim;
