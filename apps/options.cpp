@@ -22,7 +22,8 @@ void ModelOptions::add_to(CLI::App& app) {
   app.add_option("--device", device,
                  "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
   app.add_option("--threads", threads, "default: the cores this process may use")->check(CLI::Range(0, 1024));
-  app.add_option("--linears", linears, "auto, bf16 or f32: what weights are multiplied in")
+  app.add_option("--linears", linears,
+                 "auto: coded weights straight from the file's codes, others bf16; or bf16 or f32 for all")
       ->check(CLI::IsMember({"auto", "bf16", "f32"}));
 }
 

@@ -41,15 +41,19 @@ def run_llama(a, kv, depth, results):
         results[("llama.cpp " + kv, part, depth)] += row["samples_ts"]
 
 
+def number(x):
+    return "—" if x is None else f"{x:.1f}"
+
+
 def table(a, best, part):
     engines = ["kv2 " + m for m in a.kv] + ["llama.cpp " + k for k in LLAMA_KV]
     lines = [f"| {part}, tokens/s at depth | " + " | ".join(str(d) for d in a.depth) + " |", "|---" * (len(a.depth) + 1) + "|"]
     for e in engines:
-        lines.append(f"| {e} | " + " | ".join(f"{best[(e, part, d)]:.1f}" for d in a.depth) + " |")
+        lines.append(f"| {e} | " + " | ".join(number(best.get((e, part, d))) for d in a.depth) + " |")
     for m in a.kv:
         for k in LLAMA_KV:
-            ratios = [best[("kv2 " + m, part, d)] / best[("llama.cpp " + k, part, d)] for d in a.depth]
-            lines.append(f"| kv2 {m} ÷ llama.cpp {k} | " + " | ".join(f"{r:.1f}" for r in ratios) + " |")
+            pairs = [(best.get(("kv2 " + m, part, d)), best.get(("llama.cpp " + k, part, d))) for d in a.depth]
+            lines.append(f"| kv2 {m} ÷ llama.cpp {k} | " + " | ".join(number(x / y if x and y else None) for x, y in pairs) + " |")
     return "\n".join(lines)
 
 
@@ -59,7 +63,8 @@ def plot(a, best):
     engines = ["kv2 " + m for m in a.kv] + ["llama.cpp " + k for k in LLAMA_KV]
     colours = ["#0b6e4f", "#08a045", "#c1440e", "#e07a2f", "#8d6a9f", "#444444"]
     width, height, left, top, right, bottom = 720, 400, 64, 44, 150, 48
-    values = [best[(e, "decode", d)] for e in engines for d in a.depth]
+    points_of = {e: [(d, best[(e, "decode", d)]) for d in a.depth if (e, "decode", d) in best] for e in engines}
+    values = [v for points in points_of.values() for _, v in points]
     low, high = math.log10(min(values)) - 0.05, math.log10(max(values)) + 0.05
     deepest = max(a.depth) or 1
     x = lambda d: left + (width - left - right) * d / deepest
@@ -75,10 +80,11 @@ def plot(a, best):
         svg.append(f'<text x="{x(d):.1f}" y="{height - bottom + 20}" text-anchor="middle">{d}</text>')
     last = []
     for e, colour in zip(engines, colours):
-        points = " ".join(f"{x(d):.1f},{y(best[(e, 'decode', d)]):.1f}" for d in a.depth)
-        svg.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        svg += [f'<circle cx="{x(d):.1f}" cy="{y(best[(e, "decode", d)]):.1f}" r="3" fill="{colour}"/>' for d in a.depth]
-        last.append([y(best[(e, "decode", a.depth[-1])]), e, colour])
+        points = points_of[e]
+        svg.append(f'<polyline points="{" ".join(f"{x(d):.1f},{y(v):.1f}" for d, v in points)}" fill="none" stroke="{colour}" '
+                   'stroke-width="2.5"/>')
+        svg += [f'<circle cx="{x(d):.1f}" cy="{y(v):.1f}" r="3" fill="{colour}"/>' for d, v in points]
+        last.append([y(points[-1][1]), e, colour])
     last.sort()
     for i, (at, e, colour) in enumerate(last):
         if i and at < last[i - 1][0] + 14:

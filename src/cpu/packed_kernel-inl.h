@@ -14,7 +14,7 @@ struct Sum16 {
 };
 
 /// One field (bits 2F) of B vectors of codes times four values of R rows. A function and not a lambda: GCC 12
-/// keeps sums that a lambda captured in memory, which cost a third of the time.
+/// keeps sums that a lambda captured in memory, which is slow.
 template <int F, int R, int B>
 HWY_INLINE HWY_ATTR void add_field(IntVec (&high)[R][B][kHalves], IntVec (&low)[R][B][kHalves],
                                    const Codes16 (&w)[B], const int8_t* x, size_t stride, size_t low_at) {
