@@ -110,8 +110,9 @@ std::string pareto(const std::vector<Json>& lines, const char* bits, const char*
     }
   series.insert(series.begin(), front);
   for (size_t i = 1; i < series.size(); i++) series[i].colour = static_cast<int>(i - 1);
-  return fmt::format("<h3>{}</h3>\n", title) +
-         xy_plot({.x_label = title, .y_label = "KL mean, nats", .y = AxisScale::Log}, series);
+  return fmt::format("<h3>{} against KL</h3>\n", title) +
+         xy_plot({.x_label = title, .y_label = "KL mean, nats", .x = AxisScale::Log, .y = AxisScale::Log},
+                 series);
 }
 
 std::string by_position(const std::vector<Json>& lines) {
@@ -153,8 +154,8 @@ std::string methods_section(const ReportData& data) {
   for (const std::string& subject : distinct(all, subject_of)) {
     const std::vector<Json> lines = of_subject(all, subject);
     if (!subject.empty()) out += "<p class=\"subject\">" + escape_html(subject) + "</p>\n";
-    out += table(lines) + winners(lines) + pareto(lines, "history_bits", "History bits against KL") +
-           pareto(lines, "all_in_bits", "All-in bits against KL") + by_position(lines);
+    out += table(lines) + winners(lines) + pareto(lines, "history_bits", "History bits") +
+           pareto(lines, "all_in_bits", "All-in bits") + by_position(lines);
   }
   return out + "</section>\n";
 }

@@ -37,7 +37,7 @@ class Axis {
   std::vector<double> ticks() const {
     std::vector<double> out;
     if (log_) {
-      const bool few = high_ - low_ < 1.7, very_few = high_ - low_ < 0.5;
+      const bool few = high_ - low_ < 1.7, very_few = high_ - low_ < 1.0;
       for (int e = static_cast<int>(std::floor(low_)); e <= high_; e++)
         for (int m = 1; m < 10; m++) {
           const bool shown = m == 1 || (few && (m == 2 || m == 5)) || very_few;
