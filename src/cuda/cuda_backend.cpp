@@ -247,6 +247,10 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     KV2_CHECK(p.kv.layout.packs(), "demote needs a codec");
     const Int2Layout layout = p.kv.layout.int2(p.layer);
     KV2_CHECK(p.k.group == layout.group && p.v.group == layout.group, "coder and layout differ in group");
+    for (const Coder* coder : {&p.k, &p.v})
+      if (coder->kind == CoderKind::Round && coder->range != RangeRule::MinMax)
+        throw_error(ErrorCode::Unsupported,
+                    "range=integer and range=lloyd have no CUDA kernels; use range=minmax or --device cpu");
     if (p.pages.empty()) return;
     std::vector<DemotePage> pages;
     for (const Demotion& d : p.pages) pages.push_back({d.full_page, d.packed_page});

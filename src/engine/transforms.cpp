@@ -117,10 +117,6 @@ LayerTransforms transforms(const LayerCalibration* c, int layer, const Method& m
   return {sides == TransformSides::Values ? none : h, sides == TransformSides::Keys ? none : h};
 }
 
-}  // namespace
-
-namespace {
-
 /// Bits and spreads of the channels of every KV head, from the energy of keys.
 std::vector<float> key_tables(const LayerCalibration& c, int layer, const PageLayout& layout) {
   const KvShape& shape = layout.shape;

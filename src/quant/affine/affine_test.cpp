@@ -166,20 +166,23 @@ TEST(Affine, KnownGroups) {
 TEST(Affine, TwoBitsWithAnOffsetAreInt2) {
   const World w(2, 64, 9);
   const SideFormat f = resolved({.codec = CodecId::Affine, .bits = 2, .group = 32}, 64);
-  const Coder coder{.group = 32, .clip_index = clip_index(0.92, 64)};
-  const PageCodec& codec = page_codec(CodecId::Affine);
-  std::vector<std::byte> page(codec.bytes(f, w.shape)), want;
-  codec.encode({f, w.shape}, w.view(), coder, page.data());
-  for (int h = 0; h < 2; h++) {
-    std::vector<uint8_t> codes(64 * 16);
-    std::vector<fp16> params(64 * 2 * 2);
-    int2::encode_head_reference(w.view().head(h), 64, 64, coder, h, codes.data(), params.data());
-    const auto* c = reinterpret_cast<const std::byte*>(codes.data());
-    const auto* p = reinterpret_cast<const std::byte*>(params.data());
-    want.insert(want.end(), c, c + codes.size());
-    want.insert(want.end(), p, p + params.size() * 2);
+  for (const RangeRule range : {RangeRule::MinMax, RangeRule::IntegerZero, RangeRule::LloydMax}) {
+    const Coder coder{.group = 32, .clip_index = clip_index(0.92, 64), .range = range};
+    const PageCodec& codec = page_codec(CodecId::Affine);
+    std::vector<std::byte> page(codec.bytes(f, w.shape)), want;
+    codec.encode({f, w.shape}, w.view(), coder, page.data());
+    for (int h = 0; h < 2; h++) {
+      std::vector<uint8_t> codes(64 * 16);
+      std::vector<fp16> params(64 * 2 * 2);
+      (h == 0 ? int2::encode_head_reference : int2::encode_head)(w.view().head(h), 64, 64, coder, h,
+                                                                 codes.data(), params.data());
+      const auto* c = reinterpret_cast<const std::byte*>(codes.data());
+      const auto* p = reinterpret_cast<const std::byte*>(params.data());
+      want.insert(want.end(), c, c + codes.size());
+      want.insert(want.end(), p, p + params.size() * 2);
+    }
+    EXPECT_EQ(page, want) << static_cast<int>(range);
   }
-  EXPECT_EQ(page, want);
 }
 
 TEST(Affine, FeedbackCodesAreThoseOfTheCoder) {

@@ -2,7 +2,10 @@
 #include "quant/int2/encode_head.h"
 
 #include "base/check.h"
+#include "quant/bit_string.h"
+#include "quant/clip.h"
 #include "quant/feedback/feedback.h"
+#include "quant/round_group.h"
 
 namespace kv2::int2 {
 namespace {
@@ -43,8 +46,33 @@ void encode_feedback(RowsFunction encode, const bf16* rows, size_t row_stride, i
 
 }  // namespace
 
+namespace {
+
+/// Rounded codes by another rule than the smallest and largest value: the ones of the codec affine, scalar.
+void encode_by_rule(const bf16* rows, size_t row_stride, int head_dim, const Coder& coder, uint8_t* codes,
+                    fp16* params) {
+  check_shape(head_dim, coder);
+  float x[kMaxHeadDim];
+  uint8_t row[kMaxHeadDim];
+  for (int t = 0; t < kPageTokens; ++t) {
+    for (int i = 0; i < head_dim; ++i)
+      x[i] = to_float(finite(rows[static_cast<size_t>(t) * row_stride + static_cast<size_t>(i)]));
+    clip({x, static_cast<size_t>(head_dim)}, coder.clip_index);
+    for (int i = 0; i < head_dim; i += coder.group) {
+      const GroupFit fit = round_group(x + i, coder.group, 2, OffsetKind::Stored, coder.range, row + i);
+      *params++ = to_fp16(fit.scale);
+      *params++ = to_fp16(fit.offset);
+    }
+    pack_codes(row, static_cast<size_t>(head_dim), 2, codes + static_cast<size_t>(t) * (head_dim / 4));
+  }
+}
+
+}  // namespace
+
 void encode_head(const bf16* rows, size_t row_stride, int head_dim, const Coder& coder, int kv_head,
                  uint8_t* codes, fp16* params) {
+  if (coder.kind == CoderKind::Round && coder.range != RangeRule::MinMax)
+    return encode_by_rule(rows, row_stride, head_dim, coder, codes, params);
   if (coder.kind == CoderKind::Round) return encode_rows(rows, row_stride, head_dim, coder, codes, params);
   check_shape(head_dim, coder);
   encode_feedback(feedback::encode_rows, rows, row_stride, head_dim, coder, kv_head, codes, params);
@@ -52,6 +80,8 @@ void encode_head(const bf16* rows, size_t row_stride, int head_dim, const Coder&
 
 void encode_head_reference(const bf16* rows, size_t row_stride, int head_dim, const Coder& coder, int kv_head,
                            uint8_t* codes, fp16* params) {
+  if (coder.kind == CoderKind::Round && coder.range != RangeRule::MinMax)
+    return encode_by_rule(rows, row_stride, head_dim, coder, codes, params);
   if (coder.kind == CoderKind::Round)
     return encode_rows_reference(rows, row_stride, head_dim, coder, codes, params);
   check_shape(head_dim, coder);
