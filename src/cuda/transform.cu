@@ -88,91 +88,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// ---- few vectors: a block takes 32 output channels of eight of them, a warp one vector, the same sums.
-// Blocks of the same vectors are a cluster: out may be in, so nobody writes before all have read (sm_90 and
-// later).
-
-constexpr int kColumns = 32;
-static_assert(kThreads == kColumns * kVectors);
-
-__global__ void __launch_bounds__(kThreads)
-    transform_few_kernel(const float* in, float* out, const float* matrix, const float* mean,
-                         const float* add, int n_rows, int n_heads, int q_per_kv, int d, bool transpose) {
-  extern __shared__ __align__(16) float shared[];
-  float* x = shared;                // [d][kVectors]
-  float* piece = x + kVectors * d;  // [d][kColumns + 1]
-  const int kv_head = blockIdx.y, j0 = blockIdx.z * kColumns, first = blockIdx.x * kVectors;
-  const int n_vectors = n_rows * q_per_kv;
-  const auto at = [&](int vector) {
-    const int row = vector / q_per_kv, head = kv_head * q_per_kv + vector % q_per_kv;
-    return (static_cast<size_t>(row) * n_heads + head) * d;
-  };
-  const float* m = matrix + static_cast<size_t>(kv_head) * d * d;
-#pragma unroll 4
-  for (int k = threadIdx.x; k < d * kColumns / 4; k += kThreads) {
-    const int i = transpose ? k % (d / 4) * 4 : k / (kColumns / 4);
-    const int j = transpose ? k / (d / 4) : k % (kColumns / 4) * 4;
-    if (j0 + j >= d) continue;
-    const float4 w = __ldg(reinterpret_cast<const float4*>(
-        transpose ? m + static_cast<size_t>(j0 + j) * d + i : m + static_cast<size_t>(i) * d + j0 + j));
-    const int step = transpose ? kColumns + 1 : 1;  // to the next of the four
-    float* to = piece + i * (kColumns + 1) + j;
-    to[0] = w.x, to[step] = w.y, to[2 * step] = w.z, to[3 * step] = w.w;
-  }
-  for (int i = threadIdx.x; i < kVectors * d; i += kThreads) {
-    const int v = i / d, c = i % d;
-    float value = 0;
-    if (first + v < n_vectors) value = in[at(first + v) + c] - (mean ? mean[kv_head * d + c] : 0.0f);
-    x[c * kVectors + v] = value;
-  }
-  __syncthreads();
-  const int j = threadIdx.x % kColumns, v = threadIdx.x / kColumns;
-  float sum = 0;
-#pragma unroll 16
-  for (int i = 0; i < d; i++) sum = fmaf(x[i * kVectors + v], piece[i * (kColumns + 1) + j], sum);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n" ::: "memory");
-#endif
-  if (j0 + j < d && first + v < n_vectors)
-    out[at(first + v) + j0 + j] = sum + (add ? add[kv_head * d + j0 + j] : 0.0f);
-}
-
-bool has_clusters() {
-  static const bool has = [] {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
-  }();
-  return has;
-}
-
 }  // namespace
 
 void launch_transform(const float* in, float* out, const float* matrix, const float* mean, const float* add,
                       int n_rows, int n_heads, int n_kv_heads, int head_dim, bool transpose,
                       cudaStream_t stream) {
   const int q_per_kv = n_heads / n_kv_heads;
-  const int n_tiles = (n_rows * q_per_kv + kVectors - 1) / kVectors;
-  constexpr int kManyBlocks = 256, kMaxFew = 256;  // head_dim that fits 48 KiB
-  if (n_tiles * n_kv_heads < kManyBlocks && head_dim <= kMaxFew && has_clusters()) {
-    const unsigned n_parts = static_cast<unsigned>((head_dim + kColumns - 1) / kColumns);
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = cluster.val.clusterDim.y = 1;
-    cluster.val.clusterDim.z = n_parts;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(n_tiles), static_cast<unsigned>(n_kv_heads), n_parts);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = sizeof(float) * static_cast<size_t>(head_dim) * (kVectors + kColumns + 1);
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, transform_few_kernel, in, out, matrix, mean, add, n_rows, n_heads, q_per_kv,
-                       head_dim, transpose);
-    return;
-  }
-  const dim3 grid(n_tiles, n_kv_heads);
+  const dim3 grid((n_rows * q_per_kv + kVectors - 1) / kVectors, n_kv_heads);
   const size_t shared =
       sizeof(float) * (kVectors * head_dim + static_cast<size_t>(rows_of_piece(head_dim)) * (head_dim + 1));
   transform_kernel<<<grid, kThreads, shared, stream>>>(in, out, matrix, mean, add, n_rows, n_heads, q_per_kv,
