@@ -180,8 +180,8 @@ FeedbackFactors random_factors(const KvShape& shape, int group, std::mt19937& ra
 TEST(KvCacheMemory, CoderTablesArriveAtTheirLayerAndSide) {
   std::mt19937 random(8);
   const KvShape shape{.n_layers = 3, .n_heads = 6, .n_kv_heads = 3, .head_dim = 20};
-  for (const char* method :
-       {"kv2:rotation=u", "kv2:rotation=u,feedback=k", "kv2:rotation=u,feedback=v,group=4"}) {
+  for (const char* method : {"kv2:rotation=u,centre=off", "kv2:rotation=u,centre=off,feedback=k",
+                             "kv2:rotation=u,centre=off,feedback=v,group=4"}) {
     const CacheSpec spec = CacheSpec::parse(method);
     const int group = spec.method.k.group ? spec.method.k.group : default_group(shape.head_dim);
     FittedMethod fitted;

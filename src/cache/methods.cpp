@@ -65,12 +65,14 @@ std::vector<Row> make_rows() {
           "2605.17757)",
           calibrated),
       row("kv2", affine(2), affine(2),
-          "2-bit codes chosen with error feedback under the metric of queries and W_o, after oscar2's "
-          "rotation; "
+          "2-bit codes chosen with error feedback under the metric of queries and W_o; keys centred, both "
+          "whitened; "
           "needs a calibration",
           [](Method& m) {
             calibrated(m);
             m.coder = CoderKind::Feedback;
+            m.centring = Centring::Keys;
+            m.whiten_k = m.whiten_v = 1;
             m.steps = {0.95f, 1.1f, 1.25f};
           }),
       row("oscar2-lloyd", affine(2), affine(2),
