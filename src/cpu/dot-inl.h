@@ -22,6 +22,13 @@ HWY_INLINE HWY_ATTR IntVec dot4(IntVec acc, CodeBytes codes, IntVec x) {
   const int8x16_t a = vreinterpretq_s8_u8(codes.raw), b = vreinterpretq_s8_s32(x.raw);
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
   return IntVec{vpadalq_s16(acc.raw, vpaddq_s16(low, high))};
+#elif HWY_TARGET == HWY_EMU128  // what Highway compiles as the baseline with g++ from 12.3 on
+  for (int i = 0; i < 4; i++)
+    for (int e = 0; e < 4; e++) {
+      const auto byte = static_cast<int8_t>(static_cast<uint32_t>(x.raw[i]) >> (8 * e));
+      acc.raw[i] += static_cast<int32_t>(codes.raw[4 * i + e]) * byte;
+    }
+  return acc;
 #else
 #error "a byte dot product for this target"
 #endif
