@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -57,11 +58,11 @@ HWY_ATTR void CodeRow(const float* in, int n_in, int block, const CodedRows& to,
       hn::Store(whole, i, wholes + lane);
     }
     const size_t at = static_cast<size_t>(row) * static_cast<size_t>(n_blocks) + static_cast<size_t>(b);
-    int32_t whole = 0;
-    for (const int32_t w : wholes) whole += w;
+    uint32_t whole = 0;
+    for (const int32_t w : wholes) whole += static_cast<uint32_t>(w);
     to.sum[at] = sum_of_16(sums);
-    to.whole[at] = whole;
     to.unit[at] = largest / 32639.f + 0.f * to.sum[at];  // NaN for NaN
+    to.whole[at] = std::isnan(to.unit[at]) ? 0 : static_cast<int32_t>(whole);  // of NaN: any integer
   }
 }
 #endif
