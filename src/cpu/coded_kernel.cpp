@@ -61,7 +61,7 @@ HWY_ATTR void CodeRow(const float* in, int n_in, int block, const CodedRows& to,
     uint32_t whole = 0;
     for (const int32_t w : wholes) whole += static_cast<uint32_t>(w);
     to.sum[at] = sum_of_16(sums);
-    to.unit[at] = largest / 32639.f + 0.f * to.sum[at];  // NaN for NaN
+    to.unit[at] = largest / 32639.f + 0.f * to.sum[at];                        // NaN for NaN
     to.whole[at] = std::isnan(to.unit[at]) ? 0 : static_cast<int32_t>(whole);  // of NaN: any integer
   }
 }
