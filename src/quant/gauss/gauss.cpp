@@ -16,6 +16,7 @@
 #include "quant/bit_string.h"
 #include "quant/clip.h"
 #include "quant/gauss/levels.h"
+#include "quant/gauss/one_norm.h"
 #include "quant/page_codec.h"
 
 namespace kv2::codecs {
@@ -35,17 +36,7 @@ class GaussCodec final : public PageCodec {
   SideFormat resolve(const SideFormat& format, int head_dim) const override {
     if (format.bits < 1 || format.bits > gauss::kMaxBits)
       throw_error(ErrorCode::BadArgument, "{} bits: levels for a Gaussian have 1, 2, 3 or 4", format.bits);
-    if (head_dim % 8 != 0 || head_dim > kMaxHeadDim)
-      throw_error(
-          ErrorCode::BadArgument,
-          "heads of a multiple of 8 up to {} channels can be packed, this model has head_dim {}; use bf16",
-          kMaxHeadDim, head_dim);
-    if (format.group != 0 && format.group != head_dim)
-      throw_error(ErrorCode::BadArgument, "group {}: one norm serves a whole head, {} channels", format.group,
-                  head_dim);
-    SideFormat out = format;
-    out.group = head_dim;
-    return out;
+    return gauss::with_one_norm(format, head_dim);
   }
 
   size_t bytes(const SideFormat& format, const KvShape& shape) const override {
