@@ -160,15 +160,18 @@ void bench_attend(const BenchOptions& o, BenchReport& report) {
   }
 }
 
-void bench_linear(const BenchOptions& o, BenchReport& report) {
+namespace {
+
+/// Every case of an operation: checked against the oracle, then timed.
+void bench_cases(const BenchOptions& o, const char* op, const char* check, BenchReport& report) {
   const auto backend = open_device(o.model.device_options());
   Oracle oracle;
-  for (const OpCase& c : op_cases("linear")) {
+  for (const OpCase& c : op_cases(op)) {
     double worst = 0;
     const std::string failure = check_case(c, *backend, oracle, &worst);
     if (!failure.empty()) throw_error(ErrorCode::Bug, "{}", failure);
     OpRun run = c.prepare(*backend);
-    report.add({.part = "linear",
+    report.add({.part = op,
                 .name = c.name,
                 .times = time_of(o.repeats,
                                  [&] {
@@ -178,28 +181,18 @@ void bench_linear(const BenchOptions& o, BenchReport& report) {
                 .bytes = c.bytes,
                 .operations = c.flops,
                 .error = worst,
-                .check = "of the bound"});
+                .check = check});
   }
 }
 
+}  // namespace
+
+void bench_linear(const BenchOptions& o, BenchReport& report) {
+  bench_cases(o, "linear", "of the bound", report);
+}
+
 void bench_demote(const BenchOptions& o, BenchReport& report) {
-  const auto backend = open_device(o.model.device_options());
-  Oracle oracle;
-  for (const OpCase& c : op_cases("demote")) {
-    const std::string failure = check_case(c, *backend, oracle, nullptr);
-    if (!failure.empty()) throw_error(ErrorCode::Bug, "{}", failure);
-    OpRun run = c.prepare(*backend);
-    report.add({.part = "demote",
-                .name = c.name,
-                .times = time_of(o.repeats,
-                                 [&] {
-                                   run.run();
-                                   backend->sync();
-                                 }),
-                .bytes = c.bytes,
-                .error = 0,
-                .check = "same bytes"});
-  }
+  bench_cases(o, "demote", "same bytes", report);
 }
 
 }  // namespace kv2::app
