@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/memory.h"
 #include "cache/cache_plan.h"
+#include "ops/device_extras.h"
 
 namespace kv2::app {
 namespace {
@@ -53,7 +54,7 @@ void run(const Options& o) {
     specs.back().validate(config.head_dim);
   }
   const ModelPlan model_plan = plan_model(*file, *backend, o.chunk);
-  const size_t room = available_memory();
+  const size_t room = free_memory(*backend);
   if (!o.json) {
     fmt::print("{} ({}): {} layers, {} query and {} KV heads of {}, trained for {} tokens\n", config.name,
                name_of(config.architecture), config.n_layers, config.n_heads, config.n_kv_heads,

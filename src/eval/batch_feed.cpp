@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "ops/device_extras.h"
 
 namespace kv2 {
 namespace {
@@ -63,7 +64,7 @@ void feed_batch(Model& model, KvCache& cache, std::span<const BatchPart> parts, 
 CacheCapacity capacity_that_fits(Model& model, const CacheSpec& spec, CacheCapacity wanted, int least) {
   const KvShape shape = model.config().kv_shape();
   spec.validate(shape.head_dim);
-  const size_t room = available_memory() / 20 * 19;
+  const size_t room = free_memory(model.backend()) / 20 * 19;
   const auto bytes = [&] { return plan_cache(spec, shape, wanted).total_bytes(); };
   wanted.n_sequences = std::max(wanted.n_sequences, least);
   while (bytes() > room) {
