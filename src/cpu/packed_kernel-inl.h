@@ -13,18 +13,26 @@ struct Sum16 {
   IntVec v[kHalves];
 };
 
+/// Where the bytes of a block of rows lie: row r's high ones at 2r·part, its low ones `part` further; those
+/// that meet field f of code vector p at p·step + f·field. Constants, so that one pointer reaches all of
+/// them.
+struct ByteOrder {
+  int step, field, part;
+};
+constexpr ByteOrder kQueryOrder{16, 4, kMostCodedDim}, kPageOrder{kPageStep, kPageField, kPageTokens};
+
 /// One field (bits 2F) of B vectors of codes times four values of R rows. A function and not a lambda: GCC 12
 /// keeps sums that a lambda captured in memory, which is slow.
-template <int F, int R, int B>
+template <int F, ByteOrder Order, int R, int B>
 HWY_INLINE HWY_ATTR void add_field(IntVec (&high)[R][B][kHalves], IntVec (&low)[R][B][kHalves],
-                                   const Codes16 (&w)[B], const int8_t* x, size_t stride, size_t low_at) {
+                                   const Codes16 (&w)[B], const int8_t* x) {
   const auto mask = hn::Set(Ints8(), 3);
   CodeBytes c[B][kHalves];
   for (int b = 0; b < B; b++)
     for (size_t h = 0; h < kHalves; h++) c[b][h] = bits_of<2 * F>(w[b].bytes[h], mask);
   for (int r = 0; r < R; r++) {
-    const auto a = broadcast4(x + static_cast<size_t>(r) * stride + 4 * F);
-    const auto l = broadcast4(x + static_cast<size_t>(r) * stride + low_at + 4 * F);
+    const int8_t* at = x + 2 * r * Order.part + F * Order.field;
+    const auto a = broadcast4(at), l = broadcast4(at + Order.part);
     for (int b = 0; b < B; b++)
       for (size_t h = 0; h < kHalves; h++) {
         high[r][b][h] = dot4(high[r][b][h], c[b][h], a);
@@ -33,12 +41,11 @@ HWY_INLINE HWY_ATTR void add_field(IntVec (&high)[R][B][kHalves], IntVec (&low)[
   }
 }
 
-/// Sums of R rows over [columns/4 words) of `codes`, whose lanes are B times 16 rows of the codes (tokens or
-/// channels). codes [B][words/4][64 bytes]; x: R rows, `stride` apart, high bytes at 0, low bytes at
-/// `low_at`.
-template <int R, int B>
+/// Sums of R rows over n_words of `codes` from first_word on, whose lanes are B times 16 rows of the codes
+/// (tokens or channels). codes [B][words/4][64 bytes]; x: the rows' bytes.
+template <ByteOrder Order, int R, int B>
 HWY_INLINE HWY_ATTR void dot_codes(const uint8_t* codes, size_t block_bytes, int first_word, int n_words,
-                                   const int8_t* x, size_t stride, size_t low_at, Sum16 (&sums)[R][B]) {
+                                   const int8_t* x, Sum16 (&sums)[R][B]) {
   const Ints i;
   IntVec high[R][B][kHalves], low[R][B][kHalves];
   for (int r = 0; r < R; r++)
@@ -52,11 +59,11 @@ HWY_INLINE HWY_ATTR void dot_codes(const uint8_t* codes, size_t block_bytes, int
       for (size_t h = 0; h < kHalves; h++)
         w[b].bytes[h] = hn::LoadU(Ints8(), codes + static_cast<size_t>(b) * block_bytes +
                                                static_cast<size_t>(p) * 64 + h * 4 * kLanes);
-    const int8_t* at = x + 16 * p;
-    add_field<0>(high, low, w, at, stride, low_at);
-    add_field<1>(high, low, w, at, stride, low_at);
-    add_field<2>(high, low, w, at, stride, low_at);
-    add_field<3>(high, low, w, at, stride, low_at);
+    const int8_t* at = x + Order.step * p;
+    add_field<0, Order>(high, low, w, at);
+    add_field<1, Order>(high, low, w, at);
+    add_field<2, Order>(high, low, w, at);
+    add_field<3, Order>(high, low, w, at);
   }
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++)
@@ -70,28 +77,27 @@ HWY_INLINE HWY_ATTR Vec load_fp16(const fp16* p) {
 }
 
 /// Part `part` of four of what comes next: all of it at once would wait for the memory's queue.
-HWY_INLINE void fetch_next(const PackedPage& page, int part) {
-  const size_t lines = (page.next_bytes + 63) / 64, end = lines * static_cast<size_t>(part + 1) / 4;
-  for (size_t i = lines * static_cast<size_t>(part) / 4; i < end; i++) __builtin_prefetch(page.next + 64 * i);
+HWY_INLINE void fetch_part(const ComingPage& page, int part) {
+  const size_t lines = (page.bytes + 63) / 64, end = lines * static_cast<size_t>(part + 1) / 4;
+  for (size_t i = lines * static_cast<size_t>(part) / 4; i < end; i++) __builtin_prefetch(page.at + 64 * i);
   asm volatile("");  // else GCC 12 may take this function for pure and drop its calls
 }
 
-/// Logits of R rows from row on, all 64 tokens: logits [R][64].
+/// Logits of R rows from row on, all 64 tokens: logits [R][64]. x: the rows' bytes.
 template <int R, int B>
-HWY_INLINE HWY_ATTR void packed_logits(const CodedQueries& q, int row, const PackedPage& page,
-                                       const uint8_t* codes, const fp16* params, const Int2Layout& layout,
-                                       float* logits) {
+HWY_INLINE HWY_ATTR void packed_logits(const CodedQueries& q, int row, const int8_t* x, const std::byte* page,
+                                       const ComingPage& coming, const Int2Layout& layout, float* logits) {
   const Floats f;
-  const int d = layout.head_dim, groups = layout.n_groups(), words = layout.group / 4;
-  const size_t block = static_cast<size_t>(d) * 4;
-  const int8_t* x = q.halves + static_cast<size_t>(row) * 2 * d;
+  const int groups = layout.n_groups(), words = layout.group / 4;
+  const auto* codes = reinterpret_cast<const uint8_t*>(page + layout.k_codes());
+  const auto* params = reinterpret_cast<const fp16*>(page + layout.k_params());
+  const size_t block = static_cast<size_t>(layout.head_dim) * 4;
   for (int b = 0; b < 4; b += B) {
-    if (row == 0 && page.next)
-      for (int bb = 0; bb < B; bb++) fetch_next(page, b + bb);
+    if (row == 0 && coming.bytes > 0)
+      for (int bb = 0; bb < B; bb++) fetch_part(coming, b + bb);
     for (int g = 0; g < groups; g++) {
       Sum16 sums[R][B];
-      dot_codes<R, B>(codes + static_cast<size_t>(b) * block, block, g * words, words, x,
-                      2 * static_cast<size_t>(d), static_cast<size_t>(d), sums);
+      dot_codes<kQueryOrder, R, B>(codes + static_cast<size_t>(b) * block, block, g * words, words, x, sums);
       for (int bb = 0; bb < B; bb++)
         for (size_t h = 0; h < kHalves; h++) {
           const size_t t = static_cast<size_t>(16 * (b + bb)) + h * kLanes;
@@ -111,152 +117,250 @@ HWY_INLINE HWY_ATTR void packed_logits(const CodedQueries& q, int row, const Pac
   }
 }
 
-/// Softmax of one row over a page: s [64] logits become p = exp(logit − max); the partial follows a new
-/// maximum.
-HWY_INLINE HWY_ATTR void packed_softmax(float* s, int row, int d, float cap, bool first,
-                                        const Partial& partial) {
-  const Floats f;
-  auto largest = hn::Set(f, -__builtin_inff());
-  for (size_t t = 0; t < kPageTokens; t += kLanes) {
-    auto x = hn::LoadU(f, s + t);
-    if (cap > 0) {
-      x = soft_capped(x, cap);
-      hn::StoreU(x, f, s + t);
-    }
-    largest = hn::Max(largest, x);
+/// The values of a page and row in 16 lanes: token t in lane t % 16.
+struct Lanes16 {
+  Vec v[kHalves];
+  HWY_INLINE HWY_ATTR void store(float* to) const {
+    for (size_t h = 0; h < kHalves; h++) hn::Store(v[h], Floats(), to + h * kLanes);
   }
-  const float top = hn::GetLane(hn::MaxOfLanes(f, largest));
-  float &max = partial.max[row], *sum = partial.sum + static_cast<size_t>(row) * 16;
-  float* out = partial.out + static_cast<size_t>(row) * d;
-  if (first) {
-    for (size_t i = 0; i < 16; i += kLanes) hn::StoreU(hn::Zero(f), f, sum + i);
-    for (int c = 0; c < d; c += static_cast<int>(kLanes)) hn::StoreU(hn::Zero(f), f, out + c);
-    max = top;
-  } else if (top > max) {
-    const auto factor = exp_of(hn::Set(f, max - top));
-    for (size_t i = 0; i < 16; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(f, sum + i), factor), f, sum + i);
-    for (int c = 0; c < d; c += static_cast<int>(kLanes))
-      hn::StoreU(hn::Mul(hn::LoadU(f, out + c), factor), f, out + c);
-    max = top;
-  }
-  const auto m = hn::Set(f, max);
-  for (size_t lane = 0; lane < 16; lane += kLanes) {
-    auto total = hn::LoadU(f, sum + lane);
-    for (size_t t = lane; t < kPageTokens; t += 16) {
-      const auto p = exp_of(hn::Sub(hn::LoadU(f, s + t), m));
-      total = hn::Add(total, p);
-      hn::StoreU(p, f, s + t);
-    }
-    hn::StoreU(total, f, sum + lane);
-  }
-}
-
-/// p·scale in fixed point of this row and page: halves [2][64], its unit, and what every channel of the group
-/// gets on top: Σ p·offset, and 1.5 times what rounding left.
-struct CodedWeights {
-  float unit, rest;
 };
-HWY_INLINE HWY_ATTR CodedWeights code_weights(const float* p, const fp16* scale, const fp16* offset,
-                                              int8_t* halves) {
-  const Floats f;
-  alignas(64) float w[kPageTokens];
-  auto top = hn::Zero(f);
-  alignas(64) float rest[16];
-  for (size_t lane = 0; lane < 16; lane += kLanes) {
-    auto sum = hn::Zero(f);
-    for (size_t t = lane; t < kPageTokens; t += 16) {
-      const auto x = hn::LoadU(f, p + t), y = hn::Mul(x, load_fp16(scale + t));
-      hn::Store(y, f, w + t);
-      top = hn::Max(top, y);
-      sum = hn::MulAdd(x, load_fp16(offset + t), sum);
-    }
-    hn::Store(sum, f, rest + lane);
+
+/// What each of n pages and R rows gives in 16 lanes [n·R][16], folded to one number each [n·R]: the largest,
+/// or the sum in the tree of sum_of_16.
+struct LargestOf {
+  HWY_INLINE HWY_ATTR Vec operator()(Vec a, Vec b) const { return hn::Max(a, b); }
+  float operator()(float a, float b) const { return a > b ? a : b; }
+};
+struct SumOf {
+  HWY_INLINE HWY_ATTR Vec operator()(Vec a, Vec b) const { return hn::Add(a, b); }
+  float operator()(float a, float b) const { return a + b; }
+};
+template <class Op>
+HWY_INLINE HWY_ATTR void fold_lanes(const float* lanes, int n, float* out) {
+  const Op op;
+#if HWY_TARGET == HWY_AVX3
+  for (int i = 0; i < n; i += 16) fold_sixteen(op, lanes + 16 * i, out + i);
+#else
+  for (int i = 0; i < n; i++) {
+    float a[8];
+    for (int k = 0; k < 8; k++) a[k] = op(lanes[16 * i + k], lanes[16 * i + k + 8]);
+    out[i] = op(op(op(a[0], a[4]), op(a[2], a[6])), op(op(a[1], a[5]), op(a[3], a[7])));
   }
-  const float largest = hn::GetLane(hn::MaxOfLanes(f, top));
-  const float unit = (largest > 1e-30f ? largest : 1e-30f) / 32639.f;
-  const auto inverse = hn::Set(f, 32639.f / (largest > 1e-30f ? largest : 1e-30f)), u = hn::Set(f, unit);
-  for (size_t lane = 0; lane < 16; lane += kLanes) {
-    auto sum = hn::Load(f, rest + lane);
-    for (size_t t = lane; t < kPageTokens; t += 16) {
-      const auto y = hn::Load(f, w + t);
-      const auto i = nearest(hn::Mul(y, inverse));
-      store_halves(i, halves + t, halves + kPageTokens + t);
-      sum = hn::MulAdd(hn::Set(f, 1.5f), hn::NegMulAdd(hn::ConvertTo(f, i), u, y), sum);
-    }
-    hn::Store(sum, f, rest + lane);
-  }
-  return {unit, sum_of_16(rest)};
+#endif
 }
 
+/// n pages and R rows at once, item j·R + r being page j's row r. Stage by stage over all of them: a page
+/// alone is one long chain (largest, exp, largest, fixed point), and its dot products are more than a core
+/// looks ahead.
+template <int R>
+class PackedSoftmax {
+ public:
+  static constexpr int kItems = PackedPages::kMost * R, kRoom = (kItems + 15) / 16 * 16;
+
+  /// From logits p to exp(logit − max), max being the largest logit up to that page; sums follow. factor(j,
+  /// r) is what out must be multiplied by before page j is added.
+  HWY_INLINE HWY_ATTR void exponentiate(int n, float cap, bool first, float* max, float* sum) {
+    const Floats f;
+    for (int i = 0; i < n * R; i++) largest_logits(p + i * kPageTokens, cap).store(lanes_ + 16 * i);
+    fold_lanes<LargestOf>(lanes_, n * R, tops_);
+    for (int r = 0; r < R; r++) {
+      float top = first ? tops_[r] : max[r];
+      for (int j = 0; j < n; j++) {
+        const float here = tops_[j * R + r];
+        factor[j * R + r] = 1;
+        if (here > top) {
+          factor[j * R + r] = exp_of(top - here);
+          top = here;
+        }
+        tops_[j * R + r] = top;
+      }
+      max[r] = top;
+    }
+    if (first)
+      for (int i = 0; i < R * 16; i += static_cast<int>(kLanes)) hn::StoreU(hn::Zero(f), f, sum + i);
+    for (int i = 0; i < n * R; i++) {
+      float *x = p + i * kPageTokens, *total = sum + i % R * 16;
+      const auto m = hn::Set(f, tops_[i]), scale = hn::Set(f, factor[i]);
+      Lanes16 s;
+      for (size_t h = 0; h < kHalves; h++) s.v[h] = hn::Mul(hn::LoadU(f, total + h * kLanes), scale);
+      for (size_t v = 0; v < kPageParts; v++) {
+        const auto e = exp_below(hn::Sub(hn::Load(f, x + v * kLanes), m));
+        hn::Store(e, f, x + v * kLanes);
+        s.v[v % kHalves] = hn::Add(s.v[v % kHalves], e);
+      }
+      for (size_t h = 0; h < kHalves; h++) hn::StoreU(s.v[h], f, total + h * kLanes);
+    }
+  }
+
+  /// p·scale of a group of values in fixed point: bytes, unit, and in rest what every channel gets on top: Σ
+  /// p·offset, and 1.5 times what rounding left. params(j): the page's scales [64] of the group; its offsets
+  /// [64] `offset` further.
+  template <class Params>
+  HWY_INLINE HWY_ATTR void code_weights(int n, const Params& params, size_t offset) {
+    const Floats f;
+    for (int j = 0; j < n; j++) {
+      const fp16* at = params(j);
+      Vec scale[kPageParts], shift[kPageParts];
+      for (size_t v = 0; v < kPageParts; v++) {
+        scale[v] = load_fp16(at + v * kLanes);
+        shift[v] = load_fp16(at + offset + v * kLanes);
+      }
+      for (int i = j * R; i < (j + 1) * R; i++) {
+        Lanes16 top, sum;
+        for (size_t h = 0; h < kHalves; h++) top.v[h] = sum.v[h] = hn::Zero(f);
+        for (size_t v = 0; v < kPageParts; v++) {
+          const auto x = hn::Load(f, p + i * kPageTokens + v * kLanes);
+          top.v[v % kHalves] = hn::Max(top.v[v % kHalves], hn::Mul(x, scale[v]));
+          sum.v[v % kHalves] = hn::MulAdd(x, shift[v], sum.v[v % kHalves]);
+        }
+        top.store(lanes_ + 16 * i);
+        sum.store(rests_ + 16 * i);
+      }
+    }
+    fold_lanes<LargestOf>(lanes_, n * R, unit);
+    alignas(64) float inverse[kRoom];
+    for (int i = 0; i < n * R; i += static_cast<int>(kLanes)) {
+      const auto largest = hn::Max(hn::Load(f, unit + i), hn::Set(f, 1e-30f)), most = hn::Set(f, 32639.f);
+      hn::Store(hn::Div(most, largest), f, inverse + i);
+      hn::Store(hn::Div(largest, most), f, unit + i);
+    }
+    for (int j = 0; j < n; j++) {
+      const fp16* at = params(j);
+      Vec scale[kPageParts];
+      for (size_t v = 0; v < kPageParts; v++) scale[v] = load_fp16(at + v * kLanes);
+      for (int i = j * R; i < (j + 1) * R; i++) {
+        const auto u = hn::Set(f, unit[i]), to_whole = hn::Set(f, inverse[i]);
+        Lanes16 sum;
+        for (size_t h = 0; h < kHalves; h++) sum.v[h] = hn::Load(f, rests_ + 16 * i + h * kLanes);
+        IntVec whole[kPageParts];
+        for (size_t v = 0; v < kPageParts; v++) {
+          const auto w = hn::Mul(hn::Load(f, p + i * kPageTokens + v * kLanes), scale[v]);
+          whole[v] = nearest(hn::Mul(w, to_whole));
+          sum.v[v % kHalves] = hn::MulAdd(hn::Set(f, 1.5f), hn::NegMulAdd(hn::ConvertTo(f, whole[v]), u, w),
+                                          sum.v[v % kHalves]);
+        }
+        store_page_halves(whole, bytes + i * 2 * kPageTokens, bytes + (2 * i + 1) * kPageTokens);
+        sum.store(lanes_ + 16 * i);
+      }
+    }
+    fold_lanes<SumOf>(lanes_, n * R, rest);
+  }
+
+  alignas(64) float p[kItems * kPageTokens];
+  alignas(64) int8_t bytes[kItems * 2 * kPageTokens];
+  alignas(64) float unit[kRoom], rest[kRoom];
+  float factor[kRoom];
+
+ private:
+  /// In 16 lanes; caps the logits in place first.
+  static HWY_INLINE HWY_ATTR Lanes16 largest_logits(float* s, float cap) {
+    const Floats f;
+    Lanes16 top;
+    for (size_t v = 0; v < kPageParts; v++) {
+      auto x = hn::Load(f, s + v * kLanes);
+      if (cap > 0) {
+        x = soft_capped(x, cap);
+        hn::Store(x, f, s + v * kLanes);
+      }
+      top.v[v % kHalves] = v < kHalves ? x : hn::Max(top.v[v % kHalves], x);
+    }
+    return top;
+  }
+
+  alignas(64) float lanes_[kRoom * 16], rests_[kRoom * 16];  // of items beyond n·R: anything
+  float tops_[kRoom];
+};
+
+HWY_INLINE HWY_ATTR void scale_row(float* x, int n, float factor) {
+  const Floats f;
+  for (int c = 0; c < n; c += static_cast<int>(kLanes))
+    hn::StoreU(hn::Mul(hn::LoadU(f, x + c), hn::Set(f, factor)), f, x + c);
+}
+
+/// out [R][d] += rows of fixed-point weights times the codes of n_blocks times 16 channels.
 template <int R, int B>
-HWY_INLINE HWY_ATTR void packed_values(const int8_t* weights, const CodedWeights* coded, int row,
+HWY_INLINE HWY_ATTR void packed_values(const int8_t* weights, const float* unit, const float* rest,
                                        const uint8_t* codes, int first_block, int n_blocks, int d,
-                                       const Partial& partial) {
+                                       float* out) {
   const Floats f;
   for (int b = first_block; b < first_block + n_blocks; b += B) {
     Sum16 sums[R][B];
-    dot_codes<R, B>(codes + static_cast<size_t>(b) * 256, 256, 0, 16, weights, 2 * kPageTokens, kPageTokens,
-                    sums);
+    dot_codes<kPageOrder, R, B>(codes + static_cast<size_t>(b) * 256, 256, 0, 16, weights, sums);
     for (int r = 0; r < R; r++) {
-      const auto unit = hn::Set(f, coded[r].unit), rest = hn::Set(f, coded[r].rest);
       for (int bb = 0; bb < B; bb++)
         for (size_t h = 0; h < kHalves; h++) {
-          float* out = partial.out + static_cast<size_t>(row + r) * d + 16 * (b + bb) + h * kLanes;
-          hn::StoreU(hn::MulAdd(hn::ConvertTo(f, sums[r][bb].v[h]), unit, hn::Add(hn::LoadU(f, out), rest)),
-                     f, out);
+          float* to = out + static_cast<size_t>(r) * d + 16 * (b + bb) + h * kLanes;
+          hn::StoreU(hn::MulAdd(hn::ConvertTo(f, sums[r][bb].v[h]), hn::Set(f, unit[r]),
+                                hn::Add(hn::LoadU(f, to), hn::Set(f, rest[r]))),
+                     f, to);
         }
     }
   }
 }
 
 template <int R>
-HWY_ATTR void attend_packed_rows(const TileView& tile, const CodedQueries& q, int row, const PackedPage& page,
-                                 const Int2Layout& layout, const Partial& partial) {
+HWY_ATTR void attend_packed_rows(const TileView& tile, const CodedQueries& q, int row,
+                                 const PackedPages& pages, const Int2Layout& layout, const Partial& partial) {
   constexpr int kWide = kLanes == 16 ? (R == 1   ? 4
                                         : R == 2 ? 2
                                                  : 1)
                                      : 1;  // enough sums in flight for few rows
-  const auto* k_codes = reinterpret_cast<const uint8_t*>(page.codes + layout.k_codes());
-  const auto* v_codes = reinterpret_cast<const uint8_t*>(page.codes + layout.v_codes());
-  const auto* v_params = reinterpret_cast<const fp16*>(page.codes + layout.v_params());
+  if (pages.n < 1) return;
+  const Floats f;
   const int d = layout.head_dim, groups = layout.n_groups();
-  alignas(64) float p[R * kPageTokens];
-  packed_logits<R, kWide>(q, row, page, k_codes,
-                          reinterpret_cast<const fp16*>(page.codes + layout.k_params()), layout, p);
-  for (int r = 0; r < R; r++)
-    packed_softmax(p + r * kPageTokens, row + r, d, tile.soft_cap, page.first, partial);
-  alignas(64) int8_t weights[R * 2 * kPageTokens];
-  CodedWeights coded[R];
+  alignas(64) int8_t x[2 * R * kMostCodedDim];
+  for (int i = 0; i < 2 * R; i++)
+    __builtin_memcpy(x + i * kMostCodedDim, q.halves + (2 * static_cast<size_t>(row) + i) * d,
+                     static_cast<size_t>(d));
+  PackedSoftmax<R> softmax;
+  for (int j = 0; j < pages.n; j++)
+    packed_logits<R, kWide>(q, row, x, pages.codes[j], pages.coming[j], layout,
+                            softmax.p + j * R * kPageTokens);
+  softmax.exponentiate(pages.n, tile.soft_cap, pages.first, partial.max + row,
+                       partial.sum + static_cast<size_t>(row) * 16);
+  float* out = partial.out + static_cast<size_t>(row) * d;
+  if (pages.first)
+    for (int c = 0; c < R * d; c += static_cast<int>(kLanes)) hn::StoreU(hn::Zero(f), f, out + c);
   for (int g = 0; g < groups; g++) {
-    for (int r = 0; r < R; r++)
-      coded[r] = code_weights(p + r * kPageTokens, v_params + g * kPageTokens,
-                              v_params + (groups + g) * kPageTokens, weights + r * 2 * kPageTokens);
+    const auto params = [&](int j) HWY_ATTR {
+      return reinterpret_cast<const fp16*>(pages.codes[j] + layout.v_params()) + g * kPageTokens;
+    };
+    softmax.code_weights(pages.n, params, static_cast<size_t>(groups) * kPageTokens);
     const int n = layout.group / 16, first_block = g * n;
-    if (n % kWide == 0)
-      packed_values<R, kWide>(weights, coded, row, v_codes, first_block, n, d, partial);
-    else
-      packed_values<R, 1>(weights, coded, row, v_codes, first_block, n, d, partial);
+    for (int j = 0; j < pages.n; j++) {
+      const float *factor = softmax.factor + j * R, *unit = softmax.unit + j * R,
+                  *rest = softmax.rest + j * R;
+      for (int r = 0; r < R; r++)
+        if (factor[r] != 1)
+          scale_row(out + static_cast<size_t>(r) * d + g * layout.group, layout.group, factor[r]);
+      const auto* codes = reinterpret_cast<const uint8_t*>(pages.codes[j] + layout.v_codes());
+      const int8_t* weights = softmax.bytes + j * R * 2 * kPageTokens;
+      if (n % kWide == 0)
+        packed_values<R, kWide>(weights, unit, rest, codes, first_block, n, d, out);
+      else
+        packed_values<R, 1>(weights, unit, rest, codes, first_block, n, d, out);
+    }
   }
 }
 
-HWY_ATTR void AttendPacked(const TileView& tile, const CodedQueries& q, const PackedPage& page,
+HWY_ATTR void AttendPacked(const TileView& tile, const CodedQueries& q, const PackedPages& pages,
                            const Int2Layout& layout, const Partial& partial) {
   int row = 0;
   for (; row + kPackedRows <= tile.n_rows; row += kPackedRows)
-    attend_packed_rows<kPackedRows>(tile, q, row, page, layout, partial);
+    attend_packed_rows<kPackedRows>(tile, q, row, pages, layout, partial);
   switch (tile.n_rows - row) {
     case 1:
-      return attend_packed_rows<1>(tile, q, row, page, layout, partial);
+      return attend_packed_rows<1>(tile, q, row, pages, layout, partial);
     case 2:
-      return attend_packed_rows<2>(tile, q, row, page, layout, partial);
+      return attend_packed_rows<2>(tile, q, row, pages, layout, partial);
     case 3:
-      if constexpr (kPackedRows > 3) return attend_packed_rows<3>(tile, q, row, page, layout, partial);
+      if constexpr (kPackedRows > 3) return attend_packed_rows<3>(tile, q, row, pages, layout, partial);
       return;
     case 4:
-      if constexpr (kPackedRows > 3) return attend_packed_rows<4>(tile, q, row, page, layout, partial);
+      if constexpr (kPackedRows > 3) return attend_packed_rows<4>(tile, q, row, pages, layout, partial);
       return;
     case 5:
-      if constexpr (kPackedRows > 3) return attend_packed_rows<5>(tile, q, row, page, layout, partial);
+      if constexpr (kPackedRows > 3) return attend_packed_rows<5>(tile, q, row, pages, layout, partial);
       return;
     default:
       return;

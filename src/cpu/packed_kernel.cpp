@@ -20,7 +20,7 @@ namespace kv2::cpu::HWY_NAMESPACE {
 void CodeQueries(const TileView&, const Int2Layout&, const CodedQueries&) {
   KV2_CHECK(false, "no SIMD target");
 }
-void AttendPacked(const TileView&, const CodedQueries&, const PackedPage&, const Int2Layout&,
+void AttendPacked(const TileView&, const CodedQueries&, const PackedPages&, const Int2Layout&,
                   const Partial&) {
   KV2_CHECK(false, "no SIMD target");
 }
@@ -52,12 +52,12 @@ void code_queries(const TileView& tile, const Int2Layout& layout, const CodedQue
   HWY_DYNAMIC_DISPATCH(CodeQueries)(tile, layout, to);
 }
 
-void attend_packed(const TileView& tile, const CodedQueries& queries, const PackedPage& page,
+void attend_packed(const TileView& tile, const CodedQueries& queries, const PackedPages& pages,
                    const Int2Layout& layout, const Partial& partial) {
 #if HWY_TARGETS & HWY_AVX3
-  if (use_vnni()) return N_AVX3::vnni::AttendPacked(tile, queries, page, layout, partial);
+  if (use_vnni()) return N_AVX3::vnni::AttendPacked(tile, queries, pages, layout, partial);
 #endif
-  HWY_DYNAMIC_DISPATCH(AttendPacked)(tile, queries, page, layout, partial);
+  HWY_DYNAMIC_DISPATCH(AttendPacked)(tile, queries, pages, layout, partial);
 }
 
 }  // namespace kv2::cpu

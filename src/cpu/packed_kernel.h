@@ -14,9 +14,10 @@
 
 namespace kv2::cpu {
 
-/// Groups that the kernel takes: whole vectors of 16 channels. Others are expanded (expand_packed_*).
+constexpr int kMostCodedDim = 256;
+/// What the kernel takes: groups of whole vectors of 16 channels. Others are expanded (expand_packed_*).
 inline bool reads_codes(const Int2Layout& layout) {
-  return layout.group % 16 == 0 && layout.head_dim % 16 == 0;
+  return layout.group % 16 == 0 && layout.head_dim % 16 == 0 && layout.head_dim <= kMostCodedDim;
 }
 
 /// A tile's queries times softmax_scale, in units of each row: q ≈ unit·(256·high + low). What rounding left
@@ -42,14 +43,21 @@ struct CodedQueries {
 
 void code_queries(const TileView& tile, const Int2Layout& layout, const CodedQueries& to);
 
-/// One packed page, all 64 tokens for every row.
-struct PackedPage {
-  const std::byte* codes;  // the head page
-  const std::byte* next;   // what will be read after it, fetched meanwhile; nullptr: nothing
-  size_t next_bytes;
-  bool first;  // the partial holds nothing yet
+/// A page that will be read after those at hand, fetched meanwhile; no bytes: nothing.
+struct ComingPage {
+  const std::byte* at = nullptr;
+  size_t bytes = 0;
 };
-void attend_packed(const TileView& tile, const CodedQueries& queries, const PackedPage& page,
+/// Some packed pages, one after the other, all 64 tokens for every row. How many come in one call changes no
+/// bit: one at a time would leave the core waiting at every step of the softmax.
+struct PackedPages {
+  static constexpr int kMost = 4;
+  const std::byte* codes[kMost];  // the head pages
+  int n = 0;
+  ComingPage coming[kMost];
+  bool first = false;  // the partial holds nothing yet
+};
+void attend_packed(const TileView& tile, const CodedQueries& queries, const PackedPages& pages,
                    const Int2Layout& layout, const Partial& partial);
 
 }  // namespace kv2::cpu

@@ -51,6 +51,25 @@ inline HWY_ATTR Vec exp_of(Vec x) {
   return hn::IfThenZeroElse(tiny, hn::Mul(p, hn::BitCast(f, power)));
 }
 
+/// e^x for x <= 0 (and what a softmax makes of rounding above it) with a relative error of 5e-7, 1 at 0, no
+/// less than 1e-38; NaN for NaN. Two thirds of exp_of's operations.
+inline HWY_ATTR Vec exp_below(Vec x) {
+  const Floats f;
+  const Words w;
+  const auto magic = hn::Set(f, 12582912.f);  // 1.5·2^23: a sum with it ends in the nearest whole number
+  const auto y = hn::Max(hn::Set(f, -126.f), hn::Mul(x, hn::Set(f, 1.44269504f)));  // second: keeps a NaN
+  const auto shifted = hn::Add(y, magic);
+  const auto r = hn::Sub(y, hn::Sub(shifted, magic));
+  auto p = hn::Set(f, 0x1.23a608p-10f);  // 2^r, |r| <= 1/2: best relative error with p(0) = 1
+  p = hn::MulAdd(p, r, hn::Set(f, 0x1.3cbea8p-7f));
+  p = hn::MulAdd(p, r, hn::Set(f, 0x1.c74322p-5f));
+  p = hn::MulAdd(p, r, hn::Set(f, 0x1.ebfa4ep-3f));
+  p = hn::MulAdd(p, r, hn::Set(f, 0x1.62e39ep-1f));
+  p = hn::MulAdd(p, r, hn::Set(f, 1.f));
+  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(w, shifted)), hn::Set(w, 0x3f800000u));
+  return hn::Mul(p, hn::BitCast(f, power));
+}
+
 inline HWY_ATTR float exp_of(float x) {
   return hn::GetLane(exp_of(hn::Set(Floats(), x)));
 }
