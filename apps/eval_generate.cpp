@@ -41,8 +41,11 @@ void run(const Options& o) {
   Session s = open_judge(o.eval.model, std::max(o.generation.chunk_tokens, o.generation.batch));
   const auto prompts = o.prompts.read(s);
   const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
+  std::vector<int32_t> text;
+  for (const auto& prompt : prompts) text.insert(text.end(), prompt.begin(), prompt.end());
+  const RunRecord record(s, o.eval.model, text, calibration);
   const auto print = [&](const GenerationRun& r) {
-    if (o.eval.json) fmt::print("{}\n", to_json(r.result)), std::fflush(stdout);
+    if (o.eval.json) fmt::print("{}", record.stamp(to_json(r.result) + "\n")), std::fflush(stdout);
   };
   const auto runs = measure_generation(*s.model, specs, calibration ? &*calibration : nullptr, prompts,
                                        o.generation, print);

@@ -30,12 +30,14 @@ void run(const Options& o) {
   plan.seed = o.flags.seed;
   const HaystackWriter writer = o.flags.writer(s);
   const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
+  const std::vector<NeedleSet> sets = make_needles(writer, plan);
+  const RunRecord record(s, o.flags.eval.model, ids_of(sets), calibration);
   const auto print = [&](std::span<const NeedleCell> row) {
     if (!o.flags.eval.json) return;
-    for (const NeedleCell& c : row) fmt::print("{}\n", to_json(c));
+    for (const NeedleCell& c : row) fmt::print("{}", record.stamp(to_json(c) + "\n"));
     std::fflush(stdout);
   };
-  const auto cells = measure_needles(*s.model, specs, calibration ? &*calibration : nullptr, writer, plan,
+  const auto cells = measure_needles(*s.model, specs, calibration ? &*calibration : nullptr, sets,
                                      o.flags.options(plan.n_depths),
                                      o.flags.substring() ? s.tokenizer.get() : nullptr, print);
   if (!o.flags.eval.json) fmt::print("{}", to_table(cells));

@@ -30,4 +30,15 @@ struct RetrievalFlags {
   bool substring() const { return score != "exact"; }
 };
 
+/// Everything that is read of these sets, for RunRecord's text.
+template <class Set>
+std::vector<int32_t> ids_of(const std::vector<Set>& sets) {
+  std::vector<int32_t> out;
+  for (const HaystackSet& set : sets) {
+    const std::vector<int32_t> own = set.all_ids();
+    out.insert(out.end(), own.begin(), own.end());
+  }
+  return out;
+}
+
 }  // namespace kv2::app

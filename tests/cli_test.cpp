@@ -125,6 +125,31 @@ TEST_F(Cli, CalibratedMethodWithoutCalibrationNamesTheCommand) {
                  {"kv2 calibrate"});
 }
 
+// What a judge is asked that no model or text can give: what was found, what is supported, what to do.
+TEST_F(Cli, JudgesRefuseBadInput) {
+  const std::string end = model("qwen3") + " --tokens ", kld = "eval kld " + end + tokens(500) + " --kv ";
+  expect_refused(run(kld + "int7"), 2, {"int7", "naive2", "gtq2"});
+  expect_refused(run(kld + "naive2:group=20"), 2, {"20", "head_dim 32", "4, 8, 16, 32"});
+  expect_refused(run(kld + "kivi2:group-k=48"), 2, {"48", "4, 8, 16, 32, 64"});
+  expect_refused(run(kld + "naive2:bits=5"), 2, {"'5'", "1, 2, 3, 4 or 8"});
+  expect_refused(run(kld + "tq2:qjl=k,bits=1"), 2, {"1 bits", "2, 3 or 4"});
+  for (const char* method : {"kv2", "oscar2", "gtq2", "naive2:clip=search"})
+    expect_refused(run(kld + method), 2, {"calibration", "kv2 calibrate"});
+  expect_refused(run(kld + "naive2 --window 999999"), 2, {"999999", "context is", "--window"});
+  for (const int n : {0, 3}) {
+    const std::string text = end + tokens(n), found = std::to_string(n);
+    expect_refused(run("eval kld " + text), 2, {"385", "got " + found, "--sink"});
+    expect_refused(run("eval attend " + text), 2, {"448", "has " + found, "--sink"});
+    expect_refused(run("eval norms " + text), 2, {"32", "has " + found, "--group"});
+    expect_refused(run("eval generate " + text), 2, {"has " + found, "256"});
+    expect_refused(run("tune --kv quarot2 " + text), 2, {"385", "got " + found});
+    expect_refused(run("calibrate " + text + " --out " + path("c")), 2, {"has " + found, "more text"});
+  }
+  const std::string longer = end + tokens(5000);  // than the context
+  for (const std::string judge : {"eval attend ", "eval norms "})
+    expect_refused(run(judge + longer), 2, {"5000 tokens", "context is", "--max-tokens"});
+}
+
 TEST_F(Cli, CalibrationOfAnotherModelIsRefused) {
   const std::string file = path("c.safetensors");
   const Result made = run("-q calibrate " + model("qwen3") + " --tokens " + tokens(1500) +
@@ -202,6 +227,7 @@ TEST_F(Cli, RulerReadsHaystacksOfAFile) {
   EXPECT_EQ(row["haystacks"], 1);
   EXPECT_TRUE(row.contains("exact"));
   EXPECT_FALSE(row.contains("substring"));
+  EXPECT_EQ(row["run"]["text_tokens"], 12) << "haystack, questions and answers";
   EXPECT_EQ(run(ruler + path("h.json") + " --kv bf16,naive2:group=16").out, r.out)
       << "twice the same numbers";
   write("bad.json", R"({"sets": [{"task": "mine", "haystacks": [{"ids": [99999], "questions": [
@@ -236,6 +262,7 @@ TEST_F(Cli, GenerateComparesTextsWithBf16) {
   EXPECT_EQ(bf16["judge"], "generate");
   EXPECT_EQ(bf16["tokens"], 270);
   EXPECT_EQ(bf16["same"], 3);
+  EXPECT_EQ(bf16["run"]["text_tokens"], 8) << "of all prompts";
   EXPECT_EQ(bf16["agree"], 1.0);
   const auto naive = nlohmann::json::parse(r.out.substr(r.out.find('\n') + 1));
   EXPECT_EQ(naive["prompts"], 3);

@@ -56,8 +56,9 @@ TEST_F(Needle, EveryDepthAt4096) {
                         .samples = 1,
                         .answer_tokens = 24,
                         .seed = 7};
-  const auto cells = measure_needles(*model_, specs({"bf16", "oscar2", "kv2"}), &calibration_, *writer_, plan,
-                                     {.answer_tokens = 24}, tokenizer_.get(), {});
+  const auto cells =
+      measure_needles(*model_, specs({"bf16", "oscar2", "kv2"}), &calibration_, make_needles(*writer_, plan),
+                      {.answer_tokens = 24}, tokenizer_.get(), {});
   ASSERT_EQ(cells.size(), 12u);
   for (const NeedleCell& c : cells) {
     EXPECT_EQ(c.exact, 1) << c.method << " " << c.depth;
@@ -88,8 +89,8 @@ TEST_F(Needle, OneNeedleAt32768) {
                         .samples = 1,
                         .answer_tokens = 0,
                         .seed = 8};
-  for (const NeedleCell& c : measure_needles(*model_, specs({"bf16", "oscar2"}), &calibration_, *writer_,
-                                             plan, {.answer_tokens = 0}, nullptr, {}))
+  for (const NeedleCell& c : measure_needles(*model_, specs({"bf16", "oscar2"}), &calibration_,
+                                             make_needles(*writer_, plan), {.answer_tokens = 0}, nullptr, {}))
     EXPECT_EQ(c.exact, 1) << c.method;
 }
 

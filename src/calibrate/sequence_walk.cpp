@@ -25,8 +25,10 @@ void require_in_vocabulary(std::span<const int32_t> tokens, const ModelConfig& c
 void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, const char* what) {
   if (tokens.empty()) throw_error(ErrorCode::BadArgument, "{}: no tokens", what);
   if (static_cast<int64_t>(tokens.size()) > config.context)
-    throw_error(ErrorCode::BadArgument, "{}: {} tokens, but the model's context is {}", what, tokens.size(),
-                config.context);
+    throw_error(ErrorCode::BadArgument,
+                "{}: {} tokens, but the model's context is {}; a judge reads the "
+                "beginning of a text with --max-tokens {}",
+                what, tokens.size(), config.context, config.context);
   require_in_vocabulary(tokens, config, what);
 }
 

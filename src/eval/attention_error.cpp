@@ -221,7 +221,7 @@ int64_t check(const Model& model, std::span<const int32_t> text, const std::vect
   if (static_cast<int64_t>(text.size()) < first + kPageTokens)
     throw_error(ErrorCode::BadArgument,
                 "attention errors: the history of these methods begins at position {}: {} or more tokens are "
-                "needed, the text has {}",
+                "needed, the text has {}; give more text, or keep less in bf16 (--sink, --recent)",
                 first, first + kPageTokens, text.size());
   require_tokens(text, model.config(), "attention errors");
   return first;

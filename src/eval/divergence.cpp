@@ -227,7 +227,8 @@ std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector
   const int64_t context = model.config().context, available = static_cast<int64_t>(tokens.size());
   const int64_t total = options.max_tokens > 0 ? std::min(options.max_tokens, available) : available;
   if (options.window > context)
-    throw_error(ErrorCode::BadArgument, "evaluation window of {} tokens, but the model's context is {}",
+    throw_error(ErrorCode::BadArgument,
+                "evaluation window of {} tokens, but the model's context is {}; --window 0 is all of it",
                 options.window, context);
   const int64_t window = std::min(options.window > 0 ? options.window : context, total);
   const bool any_exact = std::any_of(specs.begin(), specs.end(), [](const CacheSpec& s) {
@@ -235,11 +236,11 @@ std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector
   });
   const int64_t first_kl = first_common_position(specs);
   if (window < 2 || window <= first_kl)
-    throw_error(ErrorCode::BadArgument,
-                "the history of these methods begins at position {}: {} or more tokens are needed in a "
-                "window, got {} "
-                "(text {}, context {})",
-                first_kl, std::max<int64_t>(2, first_kl + 1), window, total, context);
+    throw_error(
+        ErrorCode::BadArgument,
+        "the history of these methods begins at position {}: {} or more tokens are needed in a "
+        "window, got {} (text {}, context {}); give more text, or keep less in bf16 (--sink, --recent)",
+        first_kl, std::max<int64_t>(2, first_kl + 1), window, total, context);
   const int64_t stride = options.stride > 0 ? options.stride : window;
   if (stride > window)
     throw_error(ErrorCode::BadArgument,

@@ -47,9 +47,11 @@ int64_t check_prompts(const Model& model, const std::vector<std::vector<int32_t>
     longest = std::max(longest, static_cast<int64_t>(prompt.size()));
   }
   if (longest + o.max_tokens > model.config().context)
-    throw_error(ErrorCode::BadArgument,
-                "the longest prompt has {} tokens: {} more are past the model's context of {}", longest,
-                o.max_tokens, model.config().context);
+    throw_error(
+        ErrorCode::BadArgument,
+        "the longest prompt has {} tokens: {} more are past the model's context of {}; at most {} fit "
+        "(--max-tokens)",
+        longest, o.max_tokens, model.config().context, model.config().context - longest);
   return longest + o.max_tokens;
 }
 

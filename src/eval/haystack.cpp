@@ -44,6 +44,27 @@ int64_t HaystackSet::n_questions() const {
   return n;
 }
 
+int64_t HaystackSet::n_tokens() const {
+  int64_t n = 0;
+  for (const Haystack& h : haystacks) n += size_of(h.ids);
+  return n;
+}
+
+int HaystackSet::most_questions() const {
+  size_t most = 1;
+  for (const Haystack& h : haystacks) most = std::max(most, h.questions.size());
+  return static_cast<int>(most);
+}
+
+std::vector<int32_t> HaystackSet::all_ids() const {
+  std::vector<int32_t> out;
+  for (const Haystack& h : haystacks) {
+    append(out, h.ids);
+    for (const RetrievalQuestion& q : h.questions) append(out, q.question), append(out, q.answer);
+  }
+  return out;
+}
+
 int64_t HaystackSet::context(int64_t answer_tokens) const {
   int64_t most = 0;
   for (const Haystack& h : haystacks)

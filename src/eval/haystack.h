@@ -44,6 +44,12 @@ struct HaystackSet {
   bool operator==(const HaystackSet&) const = default;
 
   int64_t n_questions() const;
+  /// Tokens of all haystacks, without their questions.
+  int64_t n_tokens() const;
+  /// Of one haystack, 1 at least.
+  int most_questions() const;
+  /// Everything that a model reads of this set, one after the other: what a text's hash is taken of.
+  std::vector<int32_t> all_ids() const;
   /// Tokens of the longest haystack with its longest question and answer (or answer_tokens, if longer).
   int64_t context(int64_t answer_tokens) const;
 };

@@ -12,12 +12,6 @@
 namespace kv2 {
 namespace {
 
-/// A haystack, and the depth that each of its questions belongs to.
-struct Asked {
-  Haystack haystack;
-  std::vector<size_t> depth_of;
-};
-
 std::vector<double> depths_of(int n) {
   if (n < 1) throw_error(ErrorCode::BadArgument, "{} depths: one is needed at least", n);
   if (n == 1) return {0.5};
@@ -26,56 +20,57 @@ std::vector<double> depths_of(int n) {
   return out;
 }
 
-/// All haystacks of one length.
-std::vector<Asked> make_haystacks(const HaystackWriter& writer, const NeedlePlan& plan, int64_t length,
-                                  const std::vector<double>& depths) {
+/// The depths' needles share a haystack.
+bool shared(const RetrievalTask& task) {
+  return task.shape == TaskShape::MultiKey;
+}
+
+/// Which depth each question of a shared haystack is about: the writer mixes them.
+std::vector<size_t> depths_in_order(const Haystack& h) {
+  std::vector<size_t> order(h.questions.size()), depth_of(h.questions.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return h.questions[a].depth < h.questions[b].depth; });
+  for (size_t i = 0; i < order.size(); i++) depth_of[order[i]] = i;
+  return depth_of;
+}
+
+NeedleSet make_set(const HaystackWriter& writer, const NeedlePlan& plan, int64_t length) {
+  NeedleSet out{{.task = plan.task.text(), .length = length, .seed = plan.seed, .haystacks = {}},
+                depths_of(plan.n_depths),
+                {}};
   HaystackRequest request{.task = plan.task,
                           .length = length,
                           .answer_tokens = plan.answer_tokens,
-                          .max_questions = static_cast<int>(depths.size()),
+                          .max_questions = plan.n_depths,
                           .depths = {}};
-  std::vector<Asked> out;
-  const auto n_depths = static_cast<int64_t>(depths.size());
   for (int sample = 0; sample < plan.samples; sample++) {
-    if (plan.task.shape == TaskShape::MultiKey) {
-      request.task.n_keys = static_cast<int>(n_depths);
-      request.depths = depths;
-      Haystack h = writer.make(request, plan.seed, sample);
-      std::vector<size_t> order(h.questions.size()), depth_of(h.questions.size());
-      std::iota(order.begin(), order.end(), size_t{0});
-      std::sort(order.begin(), order.end(),
-                [&](size_t a, size_t b) { return h.questions[a].depth < h.questions[b].depth; });
-      for (size_t i = 0; i < order.size(); i++) depth_of[order[i]] = i;
-      out.push_back({std::move(h), std::move(depth_of)});
+    if (shared(plan.task)) {
+      request.task.n_keys = plan.n_depths;
+      request.depths = out.depths;
+      out.haystacks.push_back(writer.make(request, plan.seed, sample));
+      out.depth_of.push_back(depths_in_order(out.haystacks.back()));
       continue;
     }
-    for (int64_t d = 0; d < n_depths; d++) {
-      request.depths = {depths[d]};
-      out.push_back({writer.make(request, plan.seed, sample * n_depths + d), {static_cast<size_t>(d)}});
+    for (int d = 0; d < plan.n_depths; d++) {
+      request.depths = {out.depths[d]};
+      out.haystacks.push_back(writer.make(request, plan.seed, sample * plan.n_depths + d));
+      out.depth_of.push_back({static_cast<size_t>(d)});
     }
   }
   return out;
 }
 
-std::vector<NeedleCell> judge(RetrievalRunner& runner, const std::vector<Asked>& asked, size_t n_depths,
-                              Progress& progress) {
-  std::vector<NeedleCell> cells(n_depths);
-  std::vector<double> substring(n_depths);
-  bool measured = true;
-  for (const Asked& a : asked) {
-    const std::vector<RetrievalScore> scores = runner.ask(a.haystack, progress);
-    for (size_t i = 0; i < scores.size(); i++) {
-      NeedleCell& cell = cells[a.depth_of[i]];
-      cell.questions++;
-      cell.exact += scores[i].exact;
-      substring[a.depth_of[i]] += scores[i].substring;
-      measured &= scores[i].substring >= 0;
-    }
+std::vector<NeedleCell> judge(RetrievalRunner& runner, const NeedleSet& set, Progress& progress) {
+  std::vector<std::vector<AnswerScore>> answers(set.depths.size());
+  for (size_t h = 0; h < set.haystacks.size(); h++) {
+    const std::vector<AnswerScore> own = runner.ask(set.haystacks[h], progress);
+    for (size_t q = 0; q < own.size(); q++) answers[set.depth_of[h][q]].push_back(own[q]);
   }
-  for (size_t d = 0; d < n_depths; d++) {
-    const auto n = static_cast<double>(cells[d].questions);
-    cells[d].exact /= n;
-    cells[d].substring = measured ? substring[d] / n : -1;
+  std::vector<NeedleCell> cells(set.depths.size());
+  for (size_t d = 0; d < cells.size(); d++) {
+    cells[d].average(answers[d]);
+    cells[d].depth = set.depths[d];
   }
   return cells;
 }
@@ -90,44 +85,35 @@ void require_depth_task(const RetrievalTask& task) {
                 task.text());
 }
 
-std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpec>& specs,
-                                        const Calibration* calibration, const HaystackWriter& writer,
-                                        const NeedlePlan& plan, const RetrievalOptions& options,
-                                        const Tokenizer* tokenizer,
-                                        const std::function<void(std::span<const NeedleCell>)>& on_row) {
+std::vector<NeedleSet> make_needles(const HaystackWriter& writer, const NeedlePlan& plan) {
   require_depth_task(plan.task);
-  const bool shared = plan.task.shape == TaskShape::MultiKey;
   if (plan.samples < 1)
     throw_error(ErrorCode::BadArgument, "{} samples: one is needed at least", plan.samples);
-  const std::vector<double> depths = depths_of(plan.n_depths);
+  std::vector<NeedleSet> out;
+  for (const int64_t length : plan.lengths) out.push_back(make_set(writer, plan, length));
+  return out;
+}
+
+std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpec>& specs,
+                                        const Calibration* calibration, const std::vector<NeedleSet>& sets,
+                                        const RetrievalOptions& options, const Tokenizer* tokenizer,
+                                        const std::function<void(std::span<const NeedleCell>)>& on_row) {
   int64_t total = 0;
-  for (const int64_t length : plan.lengths) {
-    if (length > model.config().context)
-      throw_error(ErrorCode::BadArgument, "length {} is past the model's context of {}", length,
+  for (const NeedleSet& set : sets) {
+    if (set.length > model.config().context)
+      throw_error(ErrorCode::BadArgument, "length {} is past the model's context of {}", set.length,
                   model.config().context);
-    total += length * plan.samples * (shared ? 1 : plan.n_depths);
+    total += set.n_tokens();
   }
-  RetrievalOptions together = options;
-  together.most_questions = shared ? plan.n_depths : 1;
   Progress progress("needle", total * static_cast<int64_t>(specs.size()));
   std::vector<NeedleCell> out;
-  for (const int64_t length : plan.lengths) {
-    const std::vector<Asked> asked = make_haystacks(writer, plan, length, depths);
+  for (const NeedleSet& set : sets) {
+    RetrievalOptions together = options;
+    together.most_questions = set.most_questions();
     for (const CacheSpec& spec : specs) {
-      RetrievalRunner runner(model, spec, calibration, length, together, tokenizer);
-      std::vector<NeedleCell> row = judge(runner, asked, depths.size(), progress);
-      for (size_t d = 0; d < row.size(); d++) {
-        NeedleCell& c = row[d];
-        c.method = spec.method_text();
-        c.history_bits = runner.plan().layout.history_bits();
-        c.task = plan.task.text();
-        c.length = length;
-        c.depth = depths[d];
-        c.sink = spec.sink_tokens;
-        c.recent = spec.recent_tokens;
-        c.prefill = spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
-        c.seed = plan.seed;
-      }
+      RetrievalRunner runner(model, spec, calibration, set.length, together, tokenizer);
+      std::vector<NeedleCell> row = judge(runner, set, progress);
+      for (NeedleCell& cell : row) cell.describe(spec, runner.plan(), set);
       if (on_row) on_row(row);
       out.insert(out.end(), row.begin(), row.end());
     }
@@ -138,18 +124,8 @@ std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpe
 std::string to_json(const NeedleCell& c) {
   nlohmann::ordered_json j;
   j["judge"] = "needle";
-  j["method"] = c.method;
-  j["history_bits"] = c.history_bits;
-  j["task"] = c.task;
-  j["length"] = c.length;
+  c.add_to(j);
   j["depth"] = c.depth;
-  j["questions"] = c.questions;
-  j["exact"] = c.exact;
-  if (c.substring >= 0) j["substring"] = c.substring;
-  j["sink"] = c.sink;
-  j["recent"] = c.recent;
-  j["prefill"] = c.prefill;
-  j["seed"] = c.seed;
   return j.dump();
 }
 

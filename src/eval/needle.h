@@ -25,30 +25,27 @@ struct NeedlePlan {
 /// essay.
 void require_depth_task(const RetrievalTask& task);
 
-/// One cell of a method's map. Shares are 0 to 1.
-struct NeedleCell {
-  std::string method;  // canonical text
-  double history_bits = 0;
-  std::string task;
-  int64_t length = 0;
-  double depth = 0;  // share of the filling text before the needle
-  int64_t questions = 0;
-  double exact = 0;
-  double substring = -1;  // -1: not measured
-  int sink = 0, recent = 0;
-  std::string prefill;
-  uint64_t seed = 0;
+/// The haystacks of one length, and what depth each question is about.
+struct NeedleSet : HaystackSet {
+  std::vector<double> depths;                 // share of the filling text before the needle
+  std::vector<std::vector<size_t>> depth_of;  // [haystack][question], index into depths
+};
+/// Errors: BadArgument for other tasks; those of HaystackWriter::make.
+std::vector<NeedleSet> make_needles(const HaystackWriter& writer, const NeedlePlan& plan);
+
+/// One cell of a method's map.
+struct NeedleCell : RetrievalScore {
+  double depth = 0;
 };
 
 /// Cells in order of lengths, methods, depths; each method's row of depths is given to on_row as soon as it
-/// is there. Errors: BadArgument for other tasks and those of RetrievalRunner and HaystackWriter::make.
+/// is there. Errors: BadArgument past the model's context, those of RetrievalRunner.
 std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpec>& specs,
-                                        const Calibration* calibration, const HaystackWriter& writer,
-                                        const NeedlePlan& plan, const RetrievalOptions& options,
-                                        const Tokenizer* tokenizer,
+                                        const Calibration* calibration, const std::vector<NeedleSet>& sets,
+                                        const RetrievalOptions& options, const Tokenizer* tokenizer,
                                         const std::function<void(std::span<const NeedleCell>)>& on_row);
 
-/// {"judge": "needle", the fields named as above}; substring is left out where it was not measured.
+/// {"judge": "needle", the score's fields, "depth"}.
 std::string to_json(const NeedleCell& c);
 /// One map per method: depths down, lengths across, exact and substring in percent.
 std::string to_table(const std::vector<NeedleCell>& cells);

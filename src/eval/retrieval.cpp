@@ -2,6 +2,7 @@
 #include "eval/retrieval.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "eval/batch_feed.h"
@@ -98,7 +99,7 @@ std::vector<SequenceId> RetrievalRunner::fork(SequenceId base, size_t n) {
 }
 
 void RetrievalRunner::force(SequenceId base, std::span<const RetrievalQuestion> questions,
-                            std::span<RetrievalScore> scores) {
+                            std::span<AnswerScore> scores) {
   const std::vector<SequenceId> forks = fork(base, questions.size());
   std::vector<std::vector<int32_t>> texts;
   std::vector<BatchPart> parts;
@@ -122,7 +123,7 @@ void RetrievalRunner::force(SequenceId base, std::span<const RetrievalQuestion> 
 }
 
 void RetrievalRunner::answer_freely(SequenceId base, std::span<const RetrievalQuestion> questions,
-                                    std::span<RetrievalScore> scores) {
+                                    std::span<AnswerScore> scores) {
   std::vector<Answer> running;
   std::vector<BatchPart> parts;
   for (size_t i = 0; i < questions.size(); i++) {
@@ -165,10 +166,10 @@ void RetrievalRunner::answer_freely(SequenceId base, std::span<const RetrievalQu
   for (const SequenceId id : forks) cache_->close(id);
 }
 
-std::vector<RetrievalScore> RetrievalRunner::ask(const Haystack& h, Progress& progress) {
+std::vector<AnswerScore> RetrievalRunner::ask(const Haystack& h, Progress& progress) {
   check(h);
   const SequenceId base = read(h.ids, progress);
-  std::vector<RetrievalScore> out(h.questions.size());
+  std::vector<AnswerScore> out(h.questions.size());
   const auto most = static_cast<size_t>(options_.most_questions);
   for (size_t from = 0; from < out.size(); from += most) {
     const size_t n = std::min(most, out.size() - from);
@@ -179,6 +180,44 @@ std::vector<RetrievalScore> RetrievalRunner::ask(const Haystack& h, Progress& pr
   }
   cache_->close(base);
   return out;
+}
+
+void RetrievalScore::average(std::span<const AnswerScore> answers) {
+  questions = static_cast<int64_t>(answers.size());
+  double n_exact = 0, sum = 0;
+  bool measured = true;
+  for (const AnswerScore& a : answers) {
+    n_exact += a.exact;
+    sum += a.substring;
+    measured &= a.substring >= 0;
+  }
+  exact = n_exact / static_cast<double>(questions);
+  substring = measured ? sum / static_cast<double>(questions) : -1;
+}
+
+void RetrievalScore::describe(const CacheSpec& spec, const CachePlan& plan, const HaystackSet& set) {
+  method = spec.method_text();
+  history_bits = plan.layout.history_bits();
+  task = set.task;
+  length = set.length;
+  sink = spec.sink_tokens;
+  recent = spec.recent_tokens;
+  prefill = spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
+  seed = set.seed;
+}
+
+void RetrievalScore::add_to(nlohmann::ordered_json& j) const {
+  j["method"] = method;
+  j["history_bits"] = history_bits;
+  j["task"] = task;
+  j["length"] = length;
+  j["questions"] = questions;
+  j["exact"] = exact;
+  if (substring >= 0) j["substring"] = substring;
+  j["sink"] = sink;
+  j["recent"] = recent;
+  j["prefill"] = prefill;
+  j["seed"] = seed;
 }
 
 }  // namespace kv2

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // RetrievalRunner: asks a model the questions of haystacks through one method's cache. A haystack is read
 // once, in chunks, and forked for every question; the questions of one haystack go through the model as one
-// batch. Everything is read under the rule of visibility, the question and the answer too.
+// batch. Everything is read under the rule of visibility, the question and the answer too. And
+// RetrievalScore, what the judges of retrieval say about a method and questions of one kind.
 #pragma once
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "base/log.h"
@@ -20,7 +24,7 @@ struct RetrievalOptions {
 };
 
 /// How one question was answered.
-struct RetrievalScore {
+struct AnswerScore {
   /// Every token of the answer is the arg max after the tokens before it (teacher forced): what greedy
   /// decoding says, up to the answer's period.
   bool exact = false;
@@ -43,7 +47,7 @@ class RetrievalRunner {
   /// One score per question, in their order. Advances `progress` by the haystack's tokens. Errors:
   /// BadArgument for an empty haystack, question or answer, ids out of the vocabulary, and what is longer
   /// than `context`.
-  std::vector<RetrievalScore> ask(const Haystack& haystack, Progress& progress);
+  std::vector<AnswerScore> ask(const Haystack& haystack, Progress& progress);
 
   const CachePlan& plan() const { return cache_->plan(); }
 
@@ -51,9 +55,9 @@ class RetrievalRunner {
   void check(const Haystack& h) const;
   SequenceId read(const std::vector<int32_t>& ids, Progress& progress);
   std::vector<SequenceId> fork(SequenceId base, size_t n);
-  void force(SequenceId base, std::span<const RetrievalQuestion> questions, std::span<RetrievalScore> scores);
+  void force(SequenceId base, std::span<const RetrievalQuestion> questions, std::span<AnswerScore> scores);
   void answer_freely(SequenceId base, std::span<const RetrievalQuestion> questions,
-                     std::span<RetrievalScore> scores);
+                     std::span<AnswerScore> scores);
   int64_t full_until(SequenceId base, const RetrievalQuestion& q) const;
 
   Model& model_;
@@ -61,6 +65,27 @@ class RetrievalRunner {
   int64_t context_;
   const Tokenizer* tokenizer_;
   std::unique_ptr<KvCache> cache_;
+};
+
+/// How one method answered questions of one task and length. Shares are 0 to 1.
+struct RetrievalScore {
+  std::string method;  // canonical text
+  double history_bits = 0;
+  std::string task;
+  int64_t length = 0;
+  int64_t questions = 0;
+  double exact = 0;
+  double substring = -1;  // -1: not measured
+  int sink = 0, recent = 0;
+  std::string prefill;
+  uint64_t seed = 0;
+
+  /// The share of all scores.
+  void average(std::span<const AnswerScore> answers);
+  /// The method, what it takes, and which haystacks it was asked about.
+  void describe(const CacheSpec& spec, const CachePlan& plan, const HaystackSet& set);
+  /// Adds the fields, named as above, to an object; substring is left out where it was not measured.
+  void add_to(nlohmann::ordered_json& object) const;
 };
 
 }  // namespace kv2

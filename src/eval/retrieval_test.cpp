@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "calibrate/tiny_model.h"
 #include "eval/needle.h"
@@ -43,8 +44,8 @@ std::vector<int32_t> greedy(Model& model, const CacheSpec& spec, std::vector<int
   return out;
 }
 
-std::vector<RetrievalScore> ask(Model& model, const CacheSpec& spec, const Haystack& h,
-                                const RetrievalOptions& options, const Tokenizer* tokenizer) {
+std::vector<AnswerScore> ask(Model& model, const CacheSpec& spec, const Haystack& h,
+                             const RetrievalOptions& options, const Tokenizer* tokenizer) {
   Progress progress("test", 1);
   return RetrievalRunner(model, spec, nullptr, 400, options, tokenizer).ask(h, progress);
 }
@@ -78,7 +79,7 @@ TEST(Retrieval, ExactAgreesWithGreedyDecoding) {
     const Haystack h = haystack_with_answers(*model, spec);
     for (const int together : {1, 5, 12}) {
       std::vector<uint8_t> exact;
-      for (const RetrievalScore& s :
+      for (const AnswerScore& s :
            ask(*model, spec, h, {.chunk_tokens = 17, .answer_tokens = 0, .most_questions = together},
                nullptr)) {
         exact.push_back(s.exact);
@@ -182,8 +183,9 @@ TEST(Needle, FillsEveryCellOfTheMap) {
                   .answer_tokens = 4,
                   .seed = 3};
   int rows = 0;
-  const auto cells = measure_needles(*model, specs, nullptr, writer, plan, {.answer_tokens = 4}, &tokenizer,
-                                     [&](std::span<const NeedleCell> row) { rows += row.size() == 3; });
+  const auto cells =
+      measure_needles(*model, specs, nullptr, make_needles(writer, plan), {.answer_tokens = 4}, &tokenizer,
+                      [&](std::span<const NeedleCell> row) { rows += row.size() == 3; });
   ASSERT_EQ(cells.size(), 12u);
   EXPECT_EQ(rows, 4);
   EXPECT_EQ(cells[4].depth, 0.5);
@@ -194,11 +196,16 @@ TEST(Needle, FillsEveryCellOfTheMap) {
     EXPECT_TRUE(c.exact == 0 || c.exact == 1);
     EXPECT_GE(c.substring, 0);
   }
+  const auto line = nlohmann::json::parse(to_json(cells[4]));
+  for (const char* key : {"judge", "method", "history_bits", "task", "length", "questions", "exact",
+                          "substring", "sink", "recent", "prefill", "seed", "depth"})
+    EXPECT_TRUE(line.contains(key)) << key;
   plan.task = RetrievalTask::parse("multi-query");
-  EXPECT_THROW(measure_needles(*model, specs, nullptr, writer, plan, {}, &tokenizer, {}), Error);
+  EXPECT_THROW(make_needles(writer, plan), Error);
   plan.task = RetrievalTask::parse("single");
   plan.lengths = {testing::kTinyContext + 1};
-  EXPECT_THROW(measure_needles(*model, specs, nullptr, writer, plan, {}, &tokenizer, {}), Error);
+  EXPECT_THROW(measure_needles(*model, specs, nullptr, make_needles(writer, plan), {}, &tokenizer, {}),
+               Error);
 }
 
 }  // namespace

@@ -9,47 +9,18 @@
 namespace kv2 {
 namespace {
 
-int64_t tokens_of(const HaystackSet& set) {
-  int64_t n = 0;
-  for (const Haystack& h : set.haystacks) n += static_cast<int64_t>(h.ids.size());
-  return n;
-}
-
-int most_questions(const HaystackSet& set) {
-  size_t most = 1;
-  for (const Haystack& h : set.haystacks) most = std::max(most, h.questions.size());
-  return static_cast<int>(most);
-}
-
 RulerResult judge(RetrievalRunner& runner, const HaystackSet& set, Progress& progress) {
   RulerResult r;
-  double exact = 0, substring = 0;
-  bool measured = true;
+  std::vector<AnswerScore> answers;
   for (const Haystack& h : set.haystacks) {
-    for (const RetrievalScore& s : runner.ask(h, progress)) {
-      exact += s.exact;
-      substring += s.substring;
-      measured &= s.substring >= 0;
-    }
+    const std::vector<AnswerScore> own = runner.ask(h, progress);
+    answers.insert(answers.end(), own.begin(), own.end());
     r.needles += h.n_needles;
   }
+  r.average(answers);
   r.haystacks = static_cast<int64_t>(set.haystacks.size());
-  r.questions = set.n_questions();
-  r.exact = exact / static_cast<double>(r.questions);
-  r.substring = measured ? substring / static_cast<double>(r.questions) : -1;
+  r.all_in_bits = runner.plan().all_in_bits(set.length);
   return r;
-}
-
-void describe(const CacheSpec& spec, const CachePlan& plan, const HaystackSet& set, RulerResult& r) {
-  r.method = spec.method_text();
-  r.history_bits = plan.layout.history_bits();
-  r.all_in_bits = plan.all_in_bits(set.length);
-  r.task = set.task;
-  r.length = set.length;
-  r.sink = spec.sink_tokens;
-  r.recent = spec.recent_tokens;
-  r.prefill = spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
-  r.seed = set.seed;
 }
 
 }  // namespace
@@ -90,20 +61,20 @@ std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec
       throw_error(ErrorCode::BadArgument,
                   "{} with question and answer is {} tokens, past the model's context of {}", set.task,
                   context, model.config().context);
-    total += tokens_of(set);
+    total += set.n_tokens();
   }
   Progress progress("ruler", total * static_cast<int64_t>(specs.size()));
   std::vector<RulerResult> out;
   for (const HaystackSet& set : sets) {
     RetrievalOptions together = options;
-    together.most_questions = std::min(options.most_questions, most_questions(set));
+    together.most_questions = std::min(options.most_questions, set.most_questions());
     // A free answer ends where the context does.
     const int64_t context = std::min<int64_t>(set.context(options.answer_tokens), model.config().context);
     for (const CacheSpec& spec : specs) {
       const auto start = std::chrono::steady_clock::now();
       RetrievalRunner runner(model, spec, calibration, context, together, tokenizer);
       RulerResult r = judge(runner, set, progress);
-      describe(spec, runner.plan(), set, r);
+      r.describe(spec, runner.plan(), set);
       r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (on_result) on_result(r);
       out.push_back(std::move(r));

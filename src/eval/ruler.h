@@ -24,18 +24,10 @@ struct RulerPlan {
 /// Errors: those of HaystackWriter::make, naming the length.
 std::vector<HaystackSet> make_haystacks(const HaystackWriter& writer, const RulerPlan& plan);
 
-/// One method on one set. Shares are 0 to 1.
-struct RulerResult {
-  std::string method;                        // canonical text
-  double history_bits = 0, all_in_bits = 0;  // the latter at `length` tokens
-  std::string task;
-  int64_t length = 0;
-  int64_t haystacks = 0, needles = 0, questions = 0;  // needles of all haystacks together
-  double exact = 0;
-  double substring = -1;  // -1: not measured
-  int sink = 0, recent = 0;
-  std::string prefill;
-  uint64_t seed = 0;
+/// One method on one set.
+struct RulerResult : RetrievalScore {
+  double all_in_bits = 0;              // at `length` tokens
+  int64_t haystacks = 0, needles = 0;  // needles of all haystacks together
   double seconds = 0;
 };
 
@@ -46,8 +38,7 @@ std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec
                                        const RetrievalOptions& options, const Tokenizer* tokenizer,
                                        const std::function<void(const RulerResult&)>& on_result);
 
-/// {"judge": "ruler", the fields named as above}; substring is left out where it was not measured. `seconds`
-/// is left out: rows repeat to the byte.
+/// {"judge": "ruler", the score's fields, the fields above}. `seconds` is left out: rows repeat to the byte.
 std::string to_json(const RulerResult& r);
 /// Tasks and lengths down, methods across: exact and substring in percent.
 std::string to_table(const std::vector<RulerResult>& results);

@@ -22,20 +22,10 @@ std::string cell(const RulerResult& r) {
 std::string to_json(const RulerResult& r) {
   nlohmann::ordered_json j;
   j["judge"] = "ruler";
-  j["method"] = r.method;
-  j["history_bits"] = r.history_bits;
+  r.add_to(j);
   j["all_in_bits"] = r.all_in_bits;
-  j["task"] = r.task;
-  j["length"] = r.length;
   j["haystacks"] = r.haystacks;
   j["needles"] = r.needles;
-  j["questions"] = r.questions;
-  j["exact"] = r.exact;
-  if (r.substring >= 0) j["substring"] = r.substring;
-  j["sink"] = r.sink;
-  j["recent"] = r.recent;
-  j["prefill"] = r.prefill;
-  j["seed"] = r.seed;
   return j.dump();
 }
 

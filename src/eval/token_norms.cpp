@@ -205,9 +205,11 @@ TokenNormResult measure_token_norms(Model& model, const std::vector<int32_t>& to
     text = text.first(std::min(tokens.size(), static_cast<size_t>(options.max_tokens)));
   const auto n = static_cast<int64_t>(text.size());
   if (n < options.skip_tokens + options.group)
-    throw_error(ErrorCode::BadArgument,
-                "token norms: a group of {} tokens behind {} needs {}, the text has {}", options.group,
-                options.skip_tokens, options.skip_tokens + options.group, n);
+    throw_error(
+        ErrorCode::BadArgument,
+        "token norms: a group of {} tokens behind {} needs {}, the text has {}; give more text, or smaller "
+        "groups (--group)",
+        options.group, options.skip_tokens, options.skip_tokens + options.group, n);
   require_tokens(text, model.config(), "token norms");
   const int rows = std::min(options.chunk_tokens, model.max_rows());
   if (rows < options.group)

@@ -78,7 +78,10 @@ std::vector<float> read_tensor(const SafetensorsFile& file, size_t layer, std::s
                                const std::vector<int64_t>& shape) {
   const std::string name = tensor_name(layer, field);
   const TensorInfo* t = file.find(name);
-  if (!t) throw_error(ErrorCode::BadFile, "{}: tensor {} is missing", file.name(), quote(name));
+  if (!t)
+    throw_error(ErrorCode::BadFile,
+                "{}: tensor {} is missing; make the file again with `kv2 calibrate MODEL`", file.name(),
+                quote(name));
   if (t->type != "F32" || t->shape != shape)
     throw_error(ErrorCode::BadFile, "{}: tensor {}: expected F32 [{}], found {} [{}]", file.name(),
                 quote(name), fmt::join(shape, ", "), t->type, fmt::join(t->shape, ", "));
@@ -166,8 +169,10 @@ Calibration read_calibration(const SafetensorsFile& file) {
     if (key.starts_with(kNotes)) c.notes[key.substr(kNotes.size())] = text;
   const size_t n_layers = static_cast<size_t>(require_integer(file, "n_layers", 1, kMaxLayers));
   if (file.tensors().size() != n_layers * kTensorsPerLayer)
-    throw_error(ErrorCode::BadFile, "{}: {} tensors; a calibration of {} layers has {}", file.name(),
-                file.tensors().size(), n_layers, n_layers * kTensorsPerLayer);
+    throw_error(
+        ErrorCode::BadFile,
+        "{}: {} tensors; a calibration of {} layers has {}; make the file again with `kv2 calibrate MODEL`",
+        file.name(), file.tensors().size(), n_layers, n_layers * kTensorsPerLayer);
   c.layers.resize(n_layers);
   for (size_t i = 0; i < n_layers; i++) {
     for (const Field& f : kFields) c.layers[i].*f.values = read_tensor(file, i, f.name, shape_of(f, c));

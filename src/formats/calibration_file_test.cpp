@@ -167,9 +167,9 @@ TEST_F(CalibrationFile, Tensors) {
     const std::string name = std::string("layer.1.") + field;
     SCOPED_TRACE(name);
     put_with_tensor(name, [](SafetensorsTensor& t) { t.name.clear(); });
-    expect_bad({"21 tensors", "22"});
+    expect_bad({"21 tensors", "22", "kv2 calibrate"});
     put_with_tensor(name, [](SafetensorsTensor& t) { t.name += "x"; });
-    expect_bad({"'" + name + "'", "missing"});
+    expect_bad({"'" + name + "'", "missing", "kv2 calibrate"});
     put_with_tensor(name, [](SafetensorsTensor& t) { t.shape.push_back(1); });
     expect_bad({"'" + name + "'", "expected"});
     put_with_tensor(name, [](SafetensorsTensor& t) { t.dtype = DType::I32; });
