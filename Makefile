@@ -1,5 +1,5 @@
 # The only commands to remember. Each installs what it needs first (scripts/bootstrap is silent when nothing is missing).
-.PHONY: all demo test bench fuzz format lint
+.PHONY: all demo test bench quality fuzz format lint
 BUILD := build
 JOBS := $(shell nproc)
 
@@ -18,6 +18,9 @@ test: all
 
 bench: all
 	@scripts/bench
+
+quality: all
+	@scripts/quality
 
 format:
 	@git ls-files '*.h' '*.cpp' '*.cc' | xargs clang-format -i

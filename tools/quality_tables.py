@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""The main table of docs/quality.md and the winners per bit budget, from the JSON lines of scripts/quality.
+  quality_tables.py DIR           prints them
+  quality_tables.py DIR --write   puts them into docs/quality.md, between its two marks
+Every number comes from a line; nothing is measured here."""
+import json
+import pathlib
+import sys
+
+DOC = pathlib.Path(__file__).parent.parent / "docs" / "quality.md"
+MARKS = ("<!-- scripts/quality: begin -->\n", "<!-- scripts/quality: end -->\n")
+BUDGETS = (2, 2.25, 2.5, 3, 3.5, 4.5, 8.5)  # a method's row counts where it has as many history bits or fewer
+KLD = {"policy": "SmolLM2, debian-policy", "perl": "SmolLM2, perl-doc", "own": "needle-15m, its own text"}
+NEEDLES = {"needle-4096": "4,096", "needle-32768": "32,768"}
+
+
+def read(folder, name):
+    """{method: line} of one part; empty where it was not run."""
+    path = folder / f"{name}.jsonl"
+    if not path.exists():
+        return {}
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    return {line["method"]: line for line in lines}
+
+
+def bits(value):
+    return f"{value:.4g}"
+
+
+def kl(value):
+    return "0" if value == 0 else f"{value:.4f}" if value >= 0.001 else f"{value:.5f}" if value >= 1e-4 else f"{value:.0e}"
+
+
+def table(head, rows):
+    out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return out + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def score(line):
+    return f"{kl(line['kl_mean'])} · {100 * (1 - line['top1']):.1f} % · {line['ppl']:.2f}" if line else "–"
+
+
+def exact(line):
+    return f"{100 * line['exact']:.1f}" if line else "–"
+
+
+def main_table(parts):
+    """All methods, those with most bits first."""
+    names = list(dict.fromkeys(m for name in [*KLD, *NEEDLES] for m in parts[name]))
+    small, large = (next((parts[n] for n in group if parts[n]), {}) for group in (("policy", "perl"), ("own", *NEEDLES)))
+    of = lambda part, m: part[m]["history_bits"] if m in part else None
+    names.sort(key=lambda m: (-(of(small, m) or of(large, m)), parts["policy"].get(m, {}).get("kl_mean", 0)))
+    head = ["method", "bits, d 64", *(KLD[n] for n in ("policy", "perl")), "bits, d 128", KLD["own"],
+            *(f"exact, {n}" for n in NEEDLES.values())]
+    rows = []
+    for m in names:
+        at = [bits(of(p, m)) if of(p, m) else "–" for p in (small, large)]
+        rows.append([f"`{m}`", at[0], *(score(parts[n].get(m)) for n in ("policy", "perl")), at[1],
+                     score(parts["own"].get(m)), *(exact(parts[n].get(m)) for n in NEEDLES)])
+    return table(head, rows)
+
+
+def winner(part, budget):
+    """The method of least KL within a budget, and the best of those that are not ours."""
+    fit = sorted((line for line in part.values() if line["history_bits"] <= budget + 1e-3), key=lambda l: l["kl_mean"])
+    if not fit:
+        return "–"
+    best = fit[0]
+    text = f"**`{best['method']}`** {kl(best['kl_mean'])}"
+    others = [line for line in fit if line["method"].startswith("kv2") != best["method"].startswith("kv2")]
+    if others:
+        text += f"; `{others[0]['method']}` {kl(others[0]['kl_mean'])}"
+    return text
+
+
+def winners(parts):
+    names = [n for n in KLD if parts[n]]
+    rows = [[bits(b), *(winner(parts[n], b) for n in names)] for b in BUDGETS]
+    return table(["history bits, at most", *(KLD[n] for n in names)], rows)
+
+
+def provenance(parts):
+    seen = {}
+    for name in [*KLD, *NEEDLES]:
+        for line in parts[name].values():
+            run = line["run"]
+            seen.setdefault((run["backend"], run.get("calibration", "none"), run["fingerprint"]), []).append(name)
+    return [f"- {', '.join(dict.fromkeys(names))}: {backend}; calibration: {calibration}; model `{model}`"
+            for (backend, calibration, model), names in seen.items()]
+
+
+def text_of(parts):
+    out = ["KL(bf16 ‖ method), mean, in nats · share of positions with another top-1 (flips) · perplexity.", ""]
+    out += main_table(parts)
+    counts = [f"{NEEDLES[n]} tokens: {line['questions']} questions of {line['haystacks']} haystack(s)"
+              for n in NEEDLES for line in list(parts[n].values())[:1]]
+    if counts:
+        out += ["", "`exact`: multi-key uuid in haystacks of nothing but needles, percent (" + "; ".join(counts) + ")."]
+    out += ["", "Who wins at how many bits: the least KL, and after it the best of the other kind (ours, published).", ""]
+    out += winners(parts)
+    out += ["", *provenance(parts)]
+    return "\n".join(out) + "\n"
+
+
+def main():
+    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--write"]):
+        sys.exit(__doc__)
+    folder = pathlib.Path(sys.argv[1])
+    parts = {name: read(folder, name) for name in [*KLD, *NEEDLES]}
+    if not any(parts.values()):
+        sys.exit(f"{folder}: no lines of scripts/quality; parts are named {', '.join(parts)}, as in policy.jsonl")
+    text = text_of(parts)
+    if sys.argv[2:] == ["--write"]:
+        before, _, rest = DOC.read_text().partition(MARKS[0])
+        _, mark, after = rest.partition(MARKS[1])
+        if not mark:
+            sys.exit(f"{DOC}: the marks {MARKS} are not there")
+        DOC.write_text(before + MARKS[0] + text + mark + after)
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
