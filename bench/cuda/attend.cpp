@@ -3,7 +3,7 @@
 // plain f32 kernel first (which the op tests hold against the reference), empties the L2 before each run,
 // prints medians, bytes and the share of the read bandwidth measured in the same run. One JSON line per shape
 // with --json.
-//   kv2_bench_attend_cuda [--json] [--quick] [--pages N]
+//   kv2_bench_attend_cuda [--json] [--only decode|shapes|prefill|demote] [--pages N]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -98,12 +98,16 @@ struct Bench {
     std::printf("read bandwidth %.2f TB/s\n", read_bandwidth / 1e9);
   }
 
-  void attend(int batch, int tokens, int n_kv_heads, int q_per_kv, int d, int prompt_rows) {
+  /// `quantized`: else every page is read in bf16.
+  void attend(int batch, int tokens, int n_kv_heads, int q_per_kv, int d, int prompt_rows,
+              bool quantized = true) {
     const KvShape shape{1, n_kv_heads * q_per_kv, n_kv_heads, d};
     const PageLayout layout = PageLayout::of_int2(shape, d);
-    const Visibility rule;
+    Visibility rule;
+    rule.quantized = quantized;
     const int n_pages = (tokens + kPageTokens - 1) / kPageTokens;
-    const int n_full = prompt_rows > 1 ? n_pages : rule.sink_pages + rule.recent_pages + 1;
+    const bool all_full = prompt_rows > 1 || !quantized;
+    const int n_full = all_full ? n_pages : rule.sink_pages + rule.recent_pages + 1;
     const size_t n_packed = static_cast<size_t>(batch) * n_pages;
     const Device<std::byte> packed(n_packed * layout.packed_page_bytes());
     const Device<std::byte> full(static_cast<size_t>(batch) * n_full * layout.full_page_bytes());
@@ -119,7 +123,7 @@ struct Bench {
       int32_t next = b * n_full;
       for (int p = 0; p < n_pages; p++) {
         tables[(2 * b + 1) * size_t(n_pages) + p] = order[b * size_t(n_pages) + p];
-        const bool is_full = prompt_rows > 1 || !rule.packed(n_pages - 1, p);
+        const bool is_full = all_full || !rule.packed(n_pages - 1, p);
         if (is_full) tables[2 * b * size_t(n_pages) + p] = next++;
       }
     }
@@ -134,35 +138,50 @@ struct Bench {
     for (float& x : q_host) x = (std::rand() % 2001 - 800) / 800.0f;
     const Device<float> q(q_host), out(q_host.size()), want(q_host.size());
     const int pairs = cuda::attend_pairs(shape, prompt_rows == 1, 0);
-    auto plan = cuda::plan_attend(views, shape, rule, pairs, 132);
-    if (pages_each > 0) plan.pages_each = pages_each;
-    const Device<cuda::AttendTile> tiles(plan.tiles);
-    const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(plan, shape, pairs) / 4));
-    const Device<uint32_t> arrivals(plan.tiles.size() * n_kv_heads);
+    auto plan = cuda::plan_attend(views, shape, rule, {pairs, 132, cuda::prefill_has(d, d, 0)});
+    auto single = cuda::plan_attend(views, shape, rule, {pairs, 132, false});
+    for (cuda::AttendPlan* p : {&plan, &single})
+      if (pages_each > 0) p->pages_each = pages_each;
+    const Device<cuda::AttendTile> tiles(plan.tiles), single_tiles(single.tiles);
+    const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(single, shape, pairs) / 4));
+    const Device<uint32_t> arrivals(single.tiles.size() * n_kv_heads);
     check(cudaMemset(arrivals.get(), 0, arrivals.size() * 4), "memset");
-    cuda::AttendArgs args{q.get(),
-                          out.get(),
-                          tiles.get(),
-                          static_cast<int>(plan.tiles.size()),
-                          n_kv_heads,
-                          q_per_kv,
-                          d,
-                          d,
-                          {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
-                          {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes(0)},
-                          1.0f / std::sqrt(static_cast<float>(d)),
-                          0.0f,
-                          plan.pages_each,
-                          plan.max_pages,
-                          plan.max_runs(),
-                          partials.get(),
-                          arrivals.get()};
+    const auto args_of = [&](const cuda::AttendPlan& p, const cuda::AttendTile* t, float* to) {
+      return cuda::AttendArgs{q.get(),
+                              to,
+                              t,
+                              p.n_tiles(),
+                              n_kv_heads,
+                              q_per_kv,
+                              d,
+                              d,
+                              {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
+                              {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes(0)},
+                              1.0f / std::sqrt(static_cast<float>(d)),
+                              0.0f,
+                              p.pages_each,
+                              p.max_pages,
+                              p.max_runs(),
+                              partials.get(),
+                              arrivals.get(),
+                              t + p.n_tiles(),
+                              p.n_prefill_blocks,
+                              p.prefill_reads_packed};
+    };
+    const cuda::AttendArgs args = args_of(plan, tiles.get(), out.get());
     check(cudaMemset(out.get(), 0xff, out.size() * 4), "memset");
     cuda::launch_attend(args, pairs, nullptr);
     check(cudaDeviceSynchronize(), "attend");
-    const double error = prompt_rows * static_cast<double>(tokens) * batch > 4e6 ? -1 : [&] {
-      cuda::AttendArgs plain = args;
-      plain.out = want.get();
+    if (plan.n_prefill_blocks > 0) {
+      cuda::launch_attend(args_of(single, single_tiles.get(), want.get()), pairs, nullptr);
+      check(cudaDeviceSynchronize(), "attend, a query at a time");
+      const std::vector<float> got = out.download(), expected = want.download();
+      size_t differ = 0;
+      for (size_t i = 0; i < got.size(); i++) differ += std::memcmp(&got[i], &expected[i], 4) != 0;
+      std::printf("%zu of %zu values differ in a bit from attend_kernel's\n", differ, got.size());
+    }
+    const double error = prompt_rows * static_cast<double>(tokens) * batch > 5e6 ? -1 : [&] {
+      const cuda::AttendArgs plain = args_of(single, single_tiles.get(), want.get());
       cuda::launch_attend_generic(plain, nullptr);
       check(cudaDeviceSynchronize(), "attend_generic");
       const std::vector<float> got = out.download(), expected = want.download();
@@ -175,22 +194,25 @@ struct Bench {
     }();
     const double ms =
         timer.median([&] { cuda::launch_attend(args, pairs, nullptr); }, prompt_rows > 1 ? 5 : 21);
-    const double n_packed_read = std::max(0, n_pages - 1 - rule.recent_pages - rule.sink_pages);
+    const double n_packed_read =
+        quantized ? std::max(0, n_pages - 1 - rule.recent_pages - rule.sink_pages) : 0;
     const double bytes = batch * (n_packed_read * layout.packed_page_bytes() +
                                   (n_pages - n_packed_read) * layout.full_page_bytes());
     const double flops = 4.0 * batch * prompt_rows * shape.n_heads * d * (tokens - prompt_rows / 2.0);
     std::printf(
-        "attend int2 heads %dx%d d=%d B=%d T=%d rows=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, "
+        "attend %s heads %dx%d d=%d B=%d T=%d rows=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, "
         "%.0f TFLOP/s, error %.1e, %d pages to a block\n",
-        n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes / 1e9, bytes / ms / 1e9,
-        100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error,
+        quantized ? "int2" : "bf16", n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes / 1e9,
+        bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error,
         std::min(plan.pages_each, plan.max_pages));
     if (json)
       std::printf(
-          "{\"op\":\"attend\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,\"tokens\":%d,\"rows\":%"
+          "{\"op\":\"attend\",\"pages\":\"%s\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,"
+          "\"tokens\":%d,\"rows\":%"
           "d,"
           "\"ms\":%.5f,\"bytes\":%.0f,\"read_share\":%.4f,\"error\":%.3e}\n",
-          n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes, bytes / ms / read_bandwidth, error);
+          quantized ? "int2" : "bf16", n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes,
+          bytes / ms / read_bandwidth, error);
     std::fflush(stdout);
   }
 
@@ -233,27 +255,37 @@ struct Bench {
 
 int main(int argc, char** argv) {
   Bench bench;
-  bool quick = false;
+  std::string only;
   for (int i = 1; i < argc; i++) {
     bench.json = bench.json || !std::strcmp(argv[i], "--json");
-    quick = quick || !std::strcmp(argv[i], "--quick");
-    if (!std::strcmp(argv[i], "--pages") && i + 1 < argc) bench.pages_each = std::atoi(argv[i + 1]);
+    if (i + 1 == argc) break;
+    if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
+    if (!std::strcmp(argv[i], "--pages")) bench.pages_each = std::atoi(argv[i + 1]);
   }
+  const auto wants = [&](const char* part) { return only.empty() || only == part; };
   bench.measure_bandwidth();
   const struct {
     int batch, tokens;
   } shapes[] = {{32, 32768}, {1, 131072}, {1, 32768}, {1, 8192}, {8, 32768}, {64, 16384}, {28, 100032}};
-  for (const auto& s : shapes) bench.attend(s.batch, s.tokens, 8, 4, 128, 1);
-  if (quick) return 0;
-  bench.attend(32, 32768, 8, 1, 128, 1);
-  bench.attend(32, 32768, 8, 8, 128, 1);
-  bench.attend(32, 32768, 4, 16, 128, 1);
-  bench.attend(32, 32768, 3, 3, 64, 1);
-  bench.attend(1, 8192, 8, 4, 128, 512);
-  bench.attend(1, 32768, 8, 4, 128, 2048);
-  bench.attend(1, 32768, 8, 4, 128, 32768);
-  bench.demote(32, 32768, 8, 128, 122, 117, false);
-  bench.demote(32, 32768, 8, 128, -1, -1, false);
-  bench.demote(4, 32768, 8, 128, -1, -1, true);
+  if (wants("decode"))
+    for (const auto& s : shapes) bench.attend(s.batch, s.tokens, 8, 4, 128, 1);
+  if (wants("shapes")) {
+    bench.attend(32, 32768, 8, 1, 128, 1);
+    bench.attend(32, 32768, 8, 8, 128, 1);
+    bench.attend(32, 32768, 4, 16, 128, 1);
+    bench.attend(32, 32768, 3, 3, 64, 1);
+  }
+  if (wants("prefill")) {
+    bench.attend(1, 8192, 8, 4, 128, 512);
+    bench.attend(1, 32768, 8, 4, 128, 2048);
+    bench.attend(1, 32768, 8, 4, 128, 32768);
+    bench.attend(1, 32768, 8, 4, 128, 2048, false);
+    bench.attend(1, 32768, 8, 4, 128, 32768, false);
+  }
+  if (wants("demote")) {
+    bench.demote(32, 32768, 8, 128, 122, 117, false);
+    bench.demote(32, 32768, 8, 128, -1, -1, false);
+    bench.demote(4, 32768, 8, 128, -1, -1, true);
+  }
   return 0;
 }

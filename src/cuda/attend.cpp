@@ -26,13 +26,32 @@ bool attend_has(int head_dim, int group) {
 
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream) {
   switch (args.head_dim) {
-#define KV2_HEAD_DIM(d) \
-  case d:               \
-    return launch_attend_for<d>(args, pairs, stream);
+#define KV2_HEAD_DIM(d)                                                 \
+  case d:                                                               \
+    if (args.n_tiles > 0) launch_attend_for<d>(args, pairs, stream);    \
+    if (args.n_prefill_blocks > 0) launch_prefill_for<d>(args, stream); \
+    return;
 #include "cuda/head_dims.def"
 #undef KV2_HEAD_DIM
     default:
       KV2_CHECK(false, "no attention kernel for head_dim {}", args.head_dim);
+  }
+}
+
+bool prefill_has(int head_dim, int group, float soft_cap) {
+  if (!attend_has(head_dim, group) || soft_cap > 0) return false;
+  int device = 0, most = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+    return false;
+  switch (head_dim) {
+#define KV2_HEAD_DIM(d) \
+  case d:               \
+    return prefill_shared_bytes<d>() <= static_cast<size_t>(most);
+#include "cuda/head_dims.def"
+#undef KV2_HEAD_DIM
+    default:
+      return false;
   }
 }
 

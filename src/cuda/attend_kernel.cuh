@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over full and packed pages, decode and prefill alike (docs/kernels/attend.md). A block of eight
-// warps takes one run of pages of one tile; warp w takes every eighth packed page from w on, and of the full
-// pages tokens 16(w % 4) to 16(w % 4) + 15 of every second one. What a warp sees, in which order, and how
-// results are merged depends on page numbers alone, and a column of an mma on nothing but itself: a query's
-// bits depend neither on its batch nor on its chunk. Pages come through a ring of stages in shared memory,
-// copied ahead; a full page's 16 tokens are a stage of keys and a stage of values.
+// Attention over full and packed pages for few queries at a time (docs/kernels/attend.md); prefill_kernel.cuh
+// has the same bits for many. A block of eight warps takes one run of pages of one tile; warp w takes every
+// eighth packed page from w on, and of the full pages tokens 16(w % 4) to 16(w % 4) + 15 of every second one.
+// What a warp sees, in which order, and how results are merged depends on page numbers alone, and a column of
+// an mma on nothing but itself: a query's bits depend neither on its batch nor on its chunk. Pages come
+// through a ring of stages in shared memory, copied ahead; a full page's 16 tokens are a stage of keys and a
+// stage of values.
 #pragma once
 
+#include "cuda/attend_full.cuh"
 #include "cuda/attend_launch.h"
-#include "cuda/attend_warp.cuh"
+#include "cuda/attend_packed.cuh"
 
 namespace kv2::cuda {
 namespace {
@@ -16,6 +18,70 @@ namespace {
 using namespace attention;
 
 static_assert(kMaxRunPages == 64 && kWarps == 8, "a lane for each full page of a run that a warp may meet");
+constexpr int kThreads = kWarps * 32;
+
+/// Blocks that a multiprocessor holds.
+template <int D>
+inline constexpr int kBlocks = D > 128 ? 1 : 2;
+
+/// Shared memory: a ring of stages for each warp, and the warps' results of a run.
+template <int D, int NT>
+struct Shared {
+  using S = Shape<D>;
+  static constexpr int kPairs = 4 * NT;
+  static constexpr int kStages = 2;  // in flight in each warp
+  struct Partials {
+    float o[kWarps][kPairs][D], m[kWarps][kPairs], l[kWarps][kPairs];
+  };
+  unsigned char ring[kWarps][kStages][S::kStageBytes];
+  Partials warps;
+  float2 factors[kWarps][kPairs];
+  float m[kPairs], l[kPairs];       // of the run
+  uint2 q_bf16[NT][S::kTiles][32];  // B fragments for full pages
+  uint64_t full[kWarps][kStages];
+  uint32_t is_last;
+};
+
+/// total = total ⊕ partial of one channel.
+struct Softmax {
+  float m, l, o;
+  __device__ void add(const Softmax& x) {
+    const Worth worth(m, x.m);
+    m = worth.m;
+    l = worth.sum(l, x.l);
+    o = worth.sum(o, x.o);
+  }
+  __device__ float result() const { return __fdiv_rn(o, l); }
+};
+
+/// What a warp keeps: its queries in both forms of the pages, and its sums.
+template <int D, int NT, bool kCapped>
+struct Warp {
+  using S = Shape<D>;
+  PackedPages<D, NT, kCapped> packed;
+  FullPages<D, NT, kCapped> full;
+  Sums<D, NT> sums;
+
+  __device__ Warp(const AttendArgs& args, const AttendTile& tile) : packed(args), full(args, tile) {}
+
+  /// Writes the sums of a run.
+  __device__ void finish(float (*out)[D], float* out_m, float* out_l) {
+    const int g = packed.g, t = packed.t;
+    sums.close();
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+      const int pair = 4 * nt + t;
+#pragma unroll
+      for (int i = 0; i < S::kTiles; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) out[pair][16 * i + g + 8 * r] = sums.o[nt][i][r];
+      if (g == 0) {
+        out_m[pair] = sums.m[nt];
+        out_l[pair] = sums.l[nt];
+      }
+    }
+  }
+};
 
 /// A warp's ring: stages are filled in the order in which they are asked for and read in that order.
 template <int D, int NT>
@@ -37,7 +103,7 @@ struct Ring {
   __device__ const unsigned char* wait() {
     const int stage = read % kStages;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    wait_page(&shared.full[w][stage], (read / kStages) & 1);
+    wait_barrier(&shared.full[w][stage], (read / kStages) & 1);
 #else
     const uint32_t behind = filled - read - 1;  // stages that may still be on their way
     if (behind >= 2)
@@ -129,7 +195,7 @@ struct Part {
   __device__ void go_through(int run, Warp<D, NT, kCapped>& warp, const uint2 (*q)[S::kTiles][32]) {
 #pragma unroll 1
     for (int left = __popc(__ballot_sync(~0u, has_packed(run))); left > 0; left--) {
-      warp.packed_page(ring.wait());
+      warp.packed.take(ring.wait(), warp.sums);
       __syncwarp();  // all lanes have read the stage
       fill();
     }
@@ -138,15 +204,29 @@ struct Part {
       const bool own = full_page(run, __ffs(left) - 1) == tile.query_page;
       uint32_t p[NT][2];
       float worth[NT];
-      warp.full_keys(ring.wait(), w % 4, own, q, p, worth);
+      warp.full.keys(
+          ring.wait(), w % 4, own, [&](int nt, int i) { return q[nt][i][ring.lane]; }, warp.sums, p, worth);
       __syncwarp();
       fill();
-      warp.full_values(ring.wait(), w % 4, own, p, worth);
+      warp.full.values(ring.wait(), w % 4, own, p, worth, warp.sums);
       __syncwarp();
       fill();
     }
   }
 };
+
+/// B fragments for full pages, written once for a block.
+template <int D, int NT>
+__device__ void prepare_full(const Pairs<D>& pairs, uint2 (*out)[Shape<D>::kTiles][32]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int nt = 0; nt < NT; nt++) {
+    const int pair = 4 * nt + (lane >> 3);
+    const float* row = pairs.q_row(pair);
+    for (int i = threadIdx.x / 32; i < Shape<D>::kTiles; i += kWarps)
+      out[nt][i][lane] = q_fragment(row, i, pair < pairs.n());
+  }
+}
 
 /// How the warps' results of a run are merged, from warp 0 on, as Softmax::add would: factors of what is
 /// there and of what comes. By one thread of each pair.
@@ -155,11 +235,10 @@ __device__ void prepare_merge(Shared<D, NT>& shared, int pair) {
   float m = shared.warps.m[0][pair], l = shared.warps.l[0][pair];
 #pragma unroll
   for (int w = 1; w < kWarps; w++) {
-    const float x = shared.warps.m[w][pair], n = fmaxf(m, x);
-    const float a = exp2_fast(__fsub_rn(m, n)), b = exp2_fast(__fsub_rn(x, n));
-    m = n;
-    l = __fmaf_rn(b, shared.warps.l[w][pair], __fmul_rn(a, l));
-    shared.factors[w][pair] = {a, b};
+    const Worth worth(m, shared.warps.m[w][pair]);
+    m = worth.m;
+    l = worth.sum(l, shared.warps.l[w][pair]);
+    shared.factors[w][pair] = {worth.before, worth.added};
   }
   shared.m[pair] = m;
   shared.l[pair] = l;
@@ -277,24 +356,25 @@ __global__ void __launch_bounds__(kThreads, kBlocks<D>) attend_kernel(const Atte
   const int first_run = run_of(part_at * args.pages_each),
             end_run = run_of(min((part_at + 1) * args.pages_each, n_pages) - 1) + 1;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if (threadIdx.x % 32 < Shared<D, NT>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32]);
+  if (threadIdx.x % 32 < Shared<D, NT>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32], 1);
   barrier_fence();
   __syncwarp();
 #endif
-  Warp<D, NT, kCapped> warp(args, tile, kv_head);
-  Ring<D, NT> ring{shared, w, warp.lane};
+  const Pairs<D> pairs{args, tile, kv_head};
+  Warp<D, NT, kCapped> warp(args, tile);
+  Ring<D, NT> ring{shared, w, static_cast<int>(threadIdx.x) % 32};
   Part<D, NT, kCapped> part(ring, args, tile, kv_head, first_run, end_run);
-  warp.prepare_packed();
-  warp.prepare_full(shared.q_bf16, w, kWarps);
+  warp.packed.prepare(pairs);
+  prepare_full<D, NT>(pairs, shared.q_bf16);
   __syncthreads();
   const bool whole = n_parts == 1;  // else others have runs of this tile, too
   const size_t owner = static_cast<size_t>(blockIdx.x) * args.n_kv_heads + kv_head;
   const Partials<D, NT> partials{args.partials + owner * args.max_runs * Partials<D, NT>::kFloats};
-  const int n_values = warp.n_pairs() * D;
+  const int n_values = pairs.n() * D;
 
 #pragma unroll 1
   for (int run = first_run; run < end_run; run++) {
-    warp.start();
+    warp.sums.start();
     part.go_through(run, warp, shared.q_bf16);
     __syncthreads();  // the results of the run before have been read
     warp.finish(shared.warps.o[w], shared.warps.m[w], shared.warps.l[w]);
@@ -316,13 +396,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<D>) attend_kernel(const Atte
       if (run + 1 < n_runs)
         totals[i] = s;
       else
-        args.out[warp.row_of(pair) * D + channel] = s.result();
+        args.out[pairs.row_of(pair) * D + channel] = s.result();
     }
   }
   if (whole) return;
   if (!arrive_last(args.arrivals + owner, end_run - first_run, n_runs, shared.is_last)) return;
   merge_runs<D, NT>(partials, n_runs, n_values, reinterpret_cast<float*>(raw),
-                    [&](int pair, int channel, float x) { args.out[warp.row_of(pair) * D + channel] = x; });
+                    [&](int pair, int channel, float x) { args.out[pairs.row_of(pair) * D + channel] = x; });
 }
 
 template <int D, int NT, bool kCapped>

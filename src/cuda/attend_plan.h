@@ -12,10 +12,13 @@
 namespace kv2::cuda {
 
 struct AttendPlan {
-  std::vector<AttendTile> tiles;
-  int max_pages = 1;   // that a tile reads at most
+  std::vector<AttendTile> tiles;  // first those of attend_kernel, then prefill_kernel's
+  int n_prefill_blocks = 0;
+  bool prefill_reads_packed = false;
+  int max_pages = 1;   // that a tile of attend_kernel reads at most
   int pages_each = 1;  // of a block
 
+  int n_tiles() const { return static_cast<int>(tiles.size()) - n_prefill_blocks * kPrefillTiles; }
   int max_runs() const { return run_of(max_pages - 1) + 1; }
   bool merges() const { return pages_each < max_pages; }
 };
@@ -33,20 +36,26 @@ inline int attend_pairs(const KvShape& shape, bool one_query_each, float soft_ca
   return shape.head_dim > 192 || soft_cap > 0 || (one_query_each && shape.q_per_kv() <= 4) ? 4 : 8;
 }
 
-/// `pairs`: query and head pairs of a tile at most. A tile crosses neither a page nor the sequence's
-/// full_until.
+struct AttendLimits {
+  int pairs;  // query and head pairs of a tile of attend_kernel at most
+  int n_multiprocessors;
+  bool prefill;  // whether prefill_kernel may be used
+};
+/// A tile crosses neither a page nor the sequence's full_until.
 AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& shape, const Visibility& rule,
-                       int pairs, int n_multiprocessors);
+                       const AttendLimits& limits);
 
 inline size_t partial_bytes(const AttendPlan& plan, const KvShape& shape, int pairs) {
   if (!plan.merges()) return 0;
-  return plan.tiles.size() * shape.n_kv_heads * plan.max_runs() * pairs * (shape.head_dim + 2) *
-         sizeof(float);
+  return static_cast<size_t>(plan.n_tiles()) * shape.n_kv_heads * plan.max_runs() * pairs *
+         (shape.head_dim + 2) * sizeof(float);
 }
 
 /// Head dims that this build has attention kernels for, and whether one of them serves this shape; everything
 /// else runs in attend_generic.cu.
 std::span<const int> attend_head_dims();
 bool attend_has(int head_dim, int group);
+/// Whether prefill_kernel does, too, on the current device.
+bool prefill_has(int head_dim, int group, float soft_cap);
 
 }  // namespace kv2::cuda

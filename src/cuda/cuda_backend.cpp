@@ -114,7 +114,9 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
       : info_(open(options.device)),
         linears_(stream_, options.precision != LinearPrecision::F32),
         staging_(stream_),
-        recorder_(stream_) {}
+        recorder_(stream_) {
+    if (options.n_multiprocessors > 0) info_.n_multiprocessors = options.n_multiprocessors;
+  }
   ~CudaBackend() override { cudaStreamSynchronize(stream_); }
 
   std::string describe() const override {
@@ -279,17 +281,19 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     const bool one_each = std::all_of(p.sequences.begin(), p.sequences.end(),
                                       [](const SequenceView& s) { return s.n_rows <= 1; });
     const int pairs = attend_pairs(shape, one_each, p.soft_cap);
-    AttendPlan plan = plan_attend(p.sequences, shape, p.kv.rule, pairs, info_.n_multiprocessors);
+    const AttendPlan plan =
+        plan_attend(p.sequences, shape, p.kv.rule,
+                    {pairs, info_.n_multiprocessors, prefill_has(shape.head_dim, group, p.soft_cap)});
     if (plan.tiles.empty()) return;
     const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
     if (recorder_.sign(kAttend, p.q, p.out, p.kv.full, p.kv.packed, p.layer, plan.tiles.size(), pairs,
-                       plan.pages_each, plan.max_pages, p.softmax_scale, p.soft_cap, partials_.data(),
-                       arrivals_.data()))
+                       plan.n_prefill_blocks, plan.prefill_reads_packed, plan.pages_each, plan.max_pages,
+                       p.softmax_scale, p.soft_cap, partials_.data(), arrivals_.data()))
       return;
     AttendArgs args{.q = p.q,
                     .out = p.out,
                     .tiles = tiles,
-                    .n_tiles = static_cast<int>(plan.tiles.size()),
+                    .n_tiles = plan.n_tiles(),
                     .n_kv_heads = shape.n_kv_heads,
                     .q_per_kv = shape.q_per_kv(),
                     .head_dim = shape.head_dim,
@@ -302,10 +306,13 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
                     .max_pages = plan.max_pages,
                     .max_runs = plan.max_runs(),
                     .partials = nullptr,
-                    .arrivals = nullptr};
+                    .arrivals = nullptr,
+                    .prefill_tiles = tiles + plan.n_tiles(),
+                    .n_prefill_blocks = plan.n_prefill_blocks,
+                    .prefill_reads_packed = plan.prefill_reads_packed};
     if (fast && plan.merges()) {
       args.partials = static_cast<float*>(partials_.reserve(partial_bytes(plan, shape, pairs)));
-      args.arrivals = arrivals(plan.tiles.size() * shape.n_kv_heads);
+      args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles()) * shape.n_kv_heads);
     }
     if (fast)
       launch_attend(args, pairs, stream_);

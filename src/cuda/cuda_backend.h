@@ -12,6 +12,8 @@ namespace kv2 {
 struct CudaOptions {
   int device = 0;
   LinearPrecision precision = LinearPrecision::Auto;  // Auto: bf16
+  /// Attention's work is cut for this many multiprocessors; 0: the device's. Changes no bit, as tests show.
+  int n_multiprocessors = 0;
 };
 
 /// Throws Unsupported where there is no such device, its driver is too old, or this build has no code for it.

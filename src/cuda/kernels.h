@@ -93,6 +93,14 @@ KV2_RUNS int run_begin(int run) {
 }
 #undef KV2_RUNS
 
+/// Where a page has many queries, a block of prefill_kernel.cuh takes this many tiles of it, with the pages
+/// of the first; those at the end may have no queries.
+inline constexpr int kPrefillTiles = 8;
+/// Query and head pairs of such a tile at most.
+constexpr int prefill_pairs(int head_dim) {
+  return head_dim <= 128 ? 16 : 8;
+}
+
 struct AttendArgs {
   const float* q;
   float* out;
@@ -107,8 +115,12 @@ struct AttendArgs {
   int max_runs;        // of a tile
   float* partials;     // [n_tiles, n_kv_heads, max_runs, pairs, head_dim + 2]; unused where no tile has more
   uint32_t* arrivals;  // [n_tiles, n_kv_heads], zero before and after
+  // besides: [n_prefill_blocks, kPrefillTiles] with prefill_pairs each, no soft cap
+  const AttendTile* prefill_tiles;
+  int n_prefill_blocks;
+  bool prefill_reads_packed;  // some of them do
 };
-/// Query and head pairs of a tile at most: 4 or 8; 4 with a soft cap.
+/// `pairs`: query and head pairs of one of `tiles` at most: 4 or 8; 4 with a soft cap.
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream);
 /// Any head_dim and group, one block per query and head, f32 arithmetic: right, not fast.
 void launch_attend_generic(const AttendArgs& args, cudaStream_t stream);

@@ -62,20 +62,21 @@ __device__ __forceinline__ float pow2(int e) {
   return __int_as_float((e + 127) << 23);
 }
 
-// ---- one warp's copies of whole packed pages from global to shared memory
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-inline constexpr bool kBulkCopies = true;
+// ---- copies of pages from global to shared memory, and the barriers in shared memory that tell of them
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-__device__ __forceinline__ void barrier_init(uint64_t* bar) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n" ::"r"(shared_address(bar)) : "memory");
+__device__ __forceinline__ void barrier_init(uint64_t* bar, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
 }
+__device__ __forceinline__ void arrive_barrier(uint64_t* bar) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(bar))
+               : "memory");
+}
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+inline constexpr bool kBulkCopies = true;
 __device__ __forceinline__ void barrier_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-}
-__device__ __forceinline__ void fence_generic_before_async() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 /// By one lane.
 __device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
@@ -88,7 +89,7 @@ __device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(bar))
       : "memory");
 }
-__device__ __forceinline__ void wait_page(uint64_t* bar, uint32_t parity) {
+__device__ __forceinline__ void wait_barrier(uint64_t* bar, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nretry:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -98,11 +99,21 @@ __device__ __forceinline__ void wait_page(uint64_t* bar, uint32_t parity) {
 }
 #else
 inline constexpr bool kBulkCopies = false;
+__device__ __forceinline__ void barrier_fence() {}
 __device__ __forceinline__ void copy16(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+/// Counts as this thread's arrival when its copies so far are there.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(bar)) : "memory");
+}
+__device__ __forceinline__ void wait_barrier(uint64_t* bar, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nretry:\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra retry;\n}\n" ::"r"(shared_address(bar)),
+      "r"(parity)
+      : "memory");
 }
 #endif
 

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// One warp's running softmax: the largest logit, the sums of weights, of weighted values and of weighted
+// offsets. Lane (g, t) has pair 4·nt + t of n-tile nt, and of the output channels 16i + g and 16i + g + 8;
+// sums of weights and offsets are those of the lane's own tokens until the warp closes. Columns of an mma
+// never mix, and no lane's result depends on what other columns hold.
+#pragma once
+
+#include "cuda/attend_shape.cuh"
+
+namespace kv2::cuda::attention {
+
+template <int D, int NT>
+struct Sums {
+  using S = Shape<D>;
+  float o[NT][S::kTiles][2];  // times 4^(tile % 4) where the tile belongs to a quad; see Shape::v_field
+  float m[NT], l[NT], z[NT][S::kGroups];
+
+  __device__ void start() {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+      for (int i = 0; i < S::kTiles; i++) o[nt][i][0] = o[nt][i][1] = 0;
+#pragma unroll
+      for (int s = 0; s < S::kGroups; s++) z[nt][s] = 0;
+      m[nt] = kLowest, l[nt] = 0;
+    }
+  }
+
+  /// Takes the maximum of new logits into account and returns what weights relative to it are worth.
+  __device__ void raise(const float (&largest)[NT], float (&worth)[NT]) {
+    bool grew = false;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) grew = grew || largest[nt] > m[nt];
+    if (__any_sync(~0u, grew)) {
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+        const float n = fmaxf(m[nt], largest[nt]), r = exp2_fast(m[nt] - n);
+        m[nt] = n;
+        l[nt] *= r;
+#pragma unroll
+        for (int s = 0; s < S::kGroups; s++) z[nt][s] *= r;
+#pragma unroll
+        for (int i = 0; i < S::kTiles; i++) {
+          o[nt][i][0] *= r;
+          o[nt][i][1] *= r;
+        }
+      }
+    }
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) worth[nt] = exp2_fast(largest[nt] - m[nt]);
+  }
+
+  /// After the last page: `o` and `l` become those of all tokens, `o` without its powers of four.
+  __device__ void close() {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+      for (int mask = 4; mask < 32; mask <<= 1) {
+        l[nt] += __shfl_xor_sync(~0u, l[nt], mask);
+#pragma unroll
+        for (int s = 0; s < S::kGroups; s++) z[nt][s] += __shfl_xor_sync(~0u, z[nt][s], mask);
+      }
+#pragma unroll
+      for (int i = 0; i < S::kTiles; i++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+          o[nt][i][r] = fmaf(o[nt][i][r], quarter(S::v_field(i)), z[nt][16 * i / S::kGroup]);
+    }
+  }
+};
+
+/// The largest of the lane's and of all tokens; finite even where every token is hidden.
+__device__ inline float over_tokens(float x) {
+#pragma unroll
+  for (int mask = 4; mask < 32; mask <<= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
+  return fmaxf(x, kLowest);
+}
+
+/// A logit in log2 under the soft cap.
+__device__ inline float capped(const AttendArgs& args, float x) {
+  const float cap = args.soft_cap * kLog2e;
+  return cap * tanhf(x * __frcp_rn(cap));
+}
+
+}  // namespace kv2::cuda::attention
