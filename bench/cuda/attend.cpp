@@ -138,8 +138,9 @@ struct Bench {
     for (float& x : q_host) x = (std::rand() % 2001 - 800) / 800.0f;
     const Device<float> q(q_host), out(q_host.size()), want(q_host.size());
     const int pairs = cuda::attend_pairs(shape, prompt_rows == 1, 0);
-    auto plan = cuda::plan_attend(views, shape, rule, {pairs, 132, cuda::prefill_has(d, d, 0)});
-    auto single = cuda::plan_attend(views, shape, rule, {pairs, 132, false});
+    const cuda::PrefillKernel best = cuda::prefill_kernel_for(d, d, 0);
+    auto plan = cuda::plan_attend(views, shape, rule, {pairs, 132, best});
+    auto single = cuda::plan_attend(views, shape, rule, {pairs, 132, cuda::PrefillKernel::None});
     for (cuda::AttendPlan* p : {&plan, &single})
       if (pages_each > 0) p->pages_each = pages_each;
     const Device<cuda::AttendTile> tiles(plan.tiles), single_tiles(single.tiles);
@@ -150,7 +151,7 @@ struct Bench {
       return cuda::AttendArgs{q.get(),
                               to,
                               t,
-                              p.n_tiles(),
+                              p.n_tiles,
                               n_kv_heads,
                               q_per_kv,
                               d,
@@ -164,21 +165,33 @@ struct Bench {
                               p.max_runs(),
                               partials.get(),
                               arrivals.get(),
-                              t + p.n_tiles(),
+                              t + p.n_tiles,
                               p.n_prefill_blocks,
-                              p.prefill_reads_packed};
+                              p.prefill_kernel};
     };
     const cuda::AttendArgs args = args_of(plan, tiles.get(), out.get());
     check(cudaMemset(out.get(), 0xff, out.size() * 4), "memset");
     cuda::launch_attend(args, pairs, nullptr);
     check(cudaDeviceSynchronize(), "attend");
     if (plan.n_prefill_blocks > 0) {
-      cuda::launch_attend(args_of(single, single_tiles.get(), want.get()), pairs, nullptr);
-      check(cudaDeviceSynchronize(), "attend, a query at a time");
-      const std::vector<float> got = out.download(), expected = want.download();
-      size_t differ = 0;
-      for (size_t i = 0; i < got.size(); i++) differ += std::memcmp(&got[i], &expected[i], 4) != 0;
-      std::printf("%zu of %zu values differ in a bit from attend_kernel's\n", differ, got.size());
+      const std::vector<float> got = out.download();
+      const auto compare = [&](const cuda::AttendArgs& other, const char* name) {
+        check(cudaMemset(want.get(), 0xff, want.size() * 4), "memset");
+        cuda::launch_attend(other, pairs, nullptr);
+        check(cudaDeviceSynchronize(), name);
+        const std::vector<float> expected = want.download();
+        size_t differ = 0;
+        for (size_t i = 0; i < got.size(); i++) differ += std::memcmp(&got[i], &expected[i], 4) != 0;
+        std::printf("%zu of %zu values differ in a bit from %s's\n", differ, got.size(), name);
+      };
+      compare(args_of(single, single_tiles.get(), want.get()), "attend_kernel");
+      if (plan.prefill_kernel == cuda::PrefillKernel::Hopper) {
+        cuda::AttendArgs portable = args_of(plan, tiles.get(), want.get());
+        portable.prefill_kernel = cuda::PrefillKernel::Packed;
+        compare(portable, "prefill_kernel");
+        const double ms = timer.median([&] { cuda::launch_attend(portable, pairs, nullptr); }, 5);
+        std::printf("prefill_kernel: %.4f ms\n", ms);
+      }
     }
     const double error = prompt_rows * static_cast<double>(tokens) * batch > 5e6 ? -1 : [&] {
       const cuda::AttendArgs plain = args_of(single, single_tiles.get(), want.get());

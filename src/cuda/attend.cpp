@@ -5,6 +5,7 @@
 #include "cuda/attend_launch.h"
 #include "cuda/attend_plan.h"
 #include "cuda/fragment.h"
+#include "cuda/prefill_hopper.h"
 
 namespace kv2::cuda {
 
@@ -24,12 +25,24 @@ bool attend_has(int head_dim, int group) {
   return false;
 }
 
+namespace {
+
+template <int D>
+void launch_prompts(const AttendArgs& args, cudaStream_t stream) {
+#ifdef KV2_CUDA_HOPPER
+  if (args.prefill_kernel == PrefillKernel::Hopper) return launch_prefill_hopper(args, stream);
+#endif
+  launch_prefill_for<D>(args, stream);
+}
+
+}  // namespace
+
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream) {
   switch (args.head_dim) {
-#define KV2_HEAD_DIM(d)                                                 \
-  case d:                                                               \
-    if (args.n_tiles > 0) launch_attend_for<d>(args, pairs, stream);    \
-    if (args.n_prefill_blocks > 0) launch_prefill_for<d>(args, stream); \
+#define KV2_HEAD_DIM(d)                                              \
+  case d:                                                            \
+    if (args.n_tiles > 0) launch_attend_for<d>(args, pairs, stream); \
+    if (args.n_prefill_blocks > 0) launch_prompts<d>(args, stream);  \
     return;
 #include "cuda/head_dims.def"
 #undef KV2_HEAD_DIM
@@ -38,20 +51,25 @@ void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream) {
   }
 }
 
-bool prefill_has(int head_dim, int group, float soft_cap) {
-  if (!attend_has(head_dim, group) || soft_cap > 0) return false;
-  int device = 0, most = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
-    return false;
+PrefillKernel prefill_kernel_for(int head_dim, int group, float soft_cap) {
+  if (!attend_has(head_dim, group) || soft_cap > 0) return PrefillKernel::None;
+  int device = 0, shared_bytes = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return PrefillKernel::None;
+  cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+#ifdef KV2_CUDA_HOPPER
+  if (head_dim == kHopperHeadDim && major == 9 && minor == 0) return PrefillKernel::Hopper;
+#endif
   switch (head_dim) {
-#define KV2_HEAD_DIM(d) \
-  case d:               \
-    return prefill_shared_bytes<d>() <= static_cast<size_t>(most);
+#define KV2_HEAD_DIM(d)                                                                           \
+  case d:                                                                                         \
+    return prefill_shared_bytes<d>() <= static_cast<size_t>(shared_bytes) ? PrefillKernel::Packed \
+                                                                          : PrefillKernel::None;
 #include "cuda/head_dims.def"
 #undef KV2_HEAD_DIM
     default:
-      return false;
+      return PrefillKernel::None;
   }
 }
 

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packed pages in attention: products of queries with codes. Codes are the A operand of mma on bytes,
-// unsigned; q and the softmax weights are B, in 16-bit fixed point of two digits: column 2p of B is the upper
-// digit of (query, head) pair p, column 2p + 1 the lower one, so that a lane gets both of its own pair's
-// products, and integers add up exactly.
+// unsigned; q and the softmax weights are B, in fixed point of two digits (fixed_point.cuh): column 2p of B
+// is the upper digit of (query, head) pair p, column 2p + 1 the lower one, so that a lane gets both of its
+// own pair's products, and integers add up exactly.
 //
-//   q        = step·(256·upper + lower), |upper| <= 127, lower signed; step: the head's largest value ÷ 32639
-//   weight   = 2^(E-15)·(256·upper + lower) of e·scale, E: exponent of the page's largest scale of V, e <= 1
-//              relative to the page's own largest logit
 //   logit    = scale·(q·codes) + offset·Σq; Σ e·offset is added to the output once, at the end
 //
 // Lane (g, t) has tokens 8g..8g+7 of a page.
 #pragma once
 
 #include "cuda/attend_sums.cuh"
+#include "cuda/fixed_point.cuh"
 
 namespace kv2::cuda::attention {
 
@@ -20,26 +18,15 @@ template <int D, int NT, bool kCapped>
 struct PackedPages {
   using S = Shape<D>;
   static constexpr int kQWords = 2 * S::kSteps + S::kHalf;
-  static constexpr float kTop = 32639.0f;  // 127·256 + 127
 
   const AttendArgs& args;
   const int lane, g, t;
   uint32_t q8[NT][kQWords];  // B fragments: column g
-  // of this lane's pair: logits in log2 per unit of the products with tile 0, and Σq of each group
+  // of this lane's pair: step in log2, and Σq of each group in steps
   float unit[NT], q_sum[NT][S::kGroups];
 
   __device__ explicit PackedPages(const AttendArgs& a)
       : args(a), lane(threadIdx.x % 32), g(lane >> 2), t(lane & 3) {}
-
-  __device__ static uint32_t digits(const int (&v)[4], bool lower) {
-    uint32_t word = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int low = static_cast<int8_t>(v[i]);
-      word |= (static_cast<uint32_t>(lower ? low : (v[i] - low) >> 8) & 0xffu) << (8 * i);
-    }
-    return word;
-  }
 
   __device__ void prepare(const Pairs<D>& pairs) {
 #pragma unroll
@@ -61,23 +48,21 @@ struct PackedPages {
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
         sum += __shfl_xor_sync(~0u, sum, mask);
       }
-      const bool finite = largest < 3e38f && fabsf(sum) < INFINITY;
-      const float inverse = here && finite && largest > 0x1p-100f ? __fdiv_rn(kTop, largest) : 0.0f;
+      const FixedPoint fixed(largest, sum, here);
       int total[S::kGroups] = {};
 #pragma unroll
       for (int i = 0; i < kQWords; i++) {
-        const int v[4] = {__float2int_rn(x[i].x * inverse), __float2int_rn(x[i].y * inverse),
-                          __float2int_rn(x[i].z * inverse), __float2int_rn(x[i].w * inverse)};
+        const int v[4] = {fixed.of(x[i].x), fixed.of(x[i].y), fixed.of(x[i].z), fixed.of(x[i].w)};
         total[16 * i / S::kGroup] += (v[0] + v[1]) + (v[2] + v[3]);
         q8[nt][i] = digits(v, g & 1);
       }
-      const float step = inverse > 0 ? __fdiv_rn(largest, kTop) * (args.softmax_scale * kLog2e) : 0.0f;
+      const float step = fixed.step * (args.softmax_scale * kLog2e);
       unit[nt] = __shfl_sync(~0u, step, 8 * t);  // from the lanes of column 2t
 #pragma unroll
       for (int s = 0; s < S::kGroups; s++) {
 #pragma unroll
         for (int mask = 1; mask < 4; mask <<= 1) total[s] += __shfl_xor_sync(~0u, total[s], mask);
-        const float group_sum = here && !finite ? NAN : static_cast<float>(total[s]) * step;
+        const float group_sum = fixed.is_nan ? NAN : static_cast<float>(total[s]);
         q_sum[nt][s] = __shfl_sync(~0u, group_sum, 8 * t);
       }
     }
@@ -127,7 +112,7 @@ struct PackedPages {
     }
   }
 
-  /// Logits of the lane's tokens, s[nt][2·tile + r].
+  /// Logits of the lane's tokens in units, s[nt][2·tile + r].
   template <int kGroupAt>
   __device__ __forceinline__ void add_logits(float (&s)[NT][8], const unsigned char* page) const {
     int c[NT][4][4] = {};
@@ -139,10 +124,11 @@ struct PackedPages {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const float2 p = __half22float2(params[2 * i + r]);
+        const float scale = p.x * quarter(i);
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
           const float product = static_cast<float>(c[nt][i][2 * r] * 256 + c[nt][i][2 * r + 1]);
-          const float sum = fmaf(p.x * (unit[nt] * quarter(i)), product, p.y * q_sum[nt][kGroupAt]);
+          const float sum = fmaf(scale, product, p.y * q_sum[nt][kGroupAt]);
           s[nt][2 * i + r] = kGroupAt == 0 ? sum : s[nt][2 * i + r] + sum;
         }
       }
@@ -201,9 +187,7 @@ struct PackedPages {
     for (int i = 1; i < 8; i++) largest = __hmax2(largest, params[i]);
     const uint32_t bits =
         __reduce_max_sync(~0u, static_cast<uint32_t>(__half_as_ushort(__low2half(largest))));
-    const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
-    const int exponent = static_cast<int>(__float_as_uint(scale) >> 23) - 127;  // scale < 2^(exponent + 1)
-    const float up = pow2(15 - exponent), down = pow2(exponent - 15);
+    const WeightUnits units(bits);
     uint32_t p[NT][4];
     float in_units[NT];
 #pragma unroll
@@ -215,11 +199,12 @@ struct PackedPages {
         offsets = fmaf(e[nt][2 * j], a.y, offsets);
         offsets = fmaf(e[nt][2 * j + 1], b.y, offsets);
         // 2^23 + the weight: its digits are the float's lowest two bytes
-        const float x = fmaf(e[nt][2 * j], a.x * up, 0x1p23f), y = fmaf(e[nt][2 * j + 1], b.x * up, 0x1p23f);
+        const float x = fmaf(e[nt][2 * j], a.x * units.up, 0x1p23f),
+                    y = fmaf(e[nt][2 * j + 1], b.x * units.up, 0x1p23f);
         p[nt][j] = transpose8x8(__byte_perm(__float_as_uint(x), __float_as_uint(y), 0x4051));
       }
       sums.z[nt][kGroupAt] = fmaf(offsets, worth[nt], sums.z[nt][kGroupAt]);
-      in_units[nt] = worth[nt] * down;
+      in_units[nt] = worth[nt] * units.down;
     }
     add_values<kGroupAt>(sums, page + S::kVCodes, p, in_units);
     if constexpr (kGroupAt + 1 < S::kGroups) add_group<kGroupAt + 1>(sums, e, worth, page);
@@ -232,11 +217,12 @@ struct PackedPages {
     for (int nt = 0; nt < NT; nt++) {
       if constexpr (kCapped)
 #pragma unroll
-        for (int i = 0; i < 8; i++) s[nt][i] = capped(args, s[nt][i]);
+        for (int i = 0; i < 8; i++) s[nt][i] = capped(args, s[nt][i] * unit[nt]);
       float x = fmaxf(s[nt][0], s[nt][1]);
 #pragma unroll
       for (int i = 2; i < 8; i++) x = fmaxf(x, s[nt][i]);
       largest[nt] = over_tokens(x);
+      if constexpr (!kCapped) largest[nt] *= unit[nt];
     }
     sums.raise(largest, worth);
 #pragma unroll
@@ -244,7 +230,7 @@ struct PackedPages {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < 8; i++) {
-        s[nt][i] = exp2_fast(s[nt][i] - largest[nt]);
+        s[nt][i] = exp2_fast(fmaf(s[nt][i], kCapped ? 1.0f : unit[nt], -largest[nt]));
         sum += s[nt][i];
       }
       sums.l[nt] = fmaf(sum, worth[nt], sums.l[nt]);

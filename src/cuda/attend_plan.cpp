@@ -91,16 +91,20 @@ AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& s
   AttendPlan plan;
   const std::vector<kv2::AttendTile> pages = cut_tiles(sequences, 1, kPageTokens);
   std::vector<AttendTile> prefill;
-  if (limits.prefill) prefill = prefill_blocks(pages, sequences, shape, rule, limits.n_multiprocessors);
+  if (limits.prefill != PrefillKernel::None)
+    prefill = prefill_blocks(pages, sequences, shape, rule, limits.n_multiprocessors);
   for (const kv2::AttendTile& page : pages) {
     if (!prefill.empty() && has_many(page, shape)) continue;
     cut_page(page, sequences[page.sequence], shape, rule, limits.pairs, plan.tiles);
     plan.max_pages = std::max(plan.max_pages, page.query_page() / kStepPages * kStepPages + kStepPages);
   }
+  plan.n_tiles = static_cast<int>(plan.tiles.size());
   plan.pages_each = choose_pages(plan, shape, attend_blocks(shape.head_dim) * limits.n_multiprocessors);
   if (partial_bytes(plan, shape, limits.pairs) > kMaxPartialBytes) plan.pages_each = plan.max_pages;
   plan.n_prefill_blocks = static_cast<int>(prefill.size()) / kPrefillTiles;
-  for (const AttendTile& t : prefill) plan.prefill_reads_packed |= t.packed_end > t.packed_begin;
+  const bool reads_packed = std::any_of(prefill.begin(), prefill.end(),
+                                        [](const AttendTile& t) { return t.packed_end > t.packed_begin; });
+  plan.prefill_kernel = reads_packed ? limits.prefill : PrefillKernel::Full;
   plan.tiles.insert(plan.tiles.end(), prefill.begin(), prefill.end());
   return plan;
 }

@@ -14,11 +14,11 @@ namespace kv2::cuda {
 struct AttendPlan {
   std::vector<AttendTile> tiles;  // first those of attend_kernel, then prefill_kernel's
   int n_prefill_blocks = 0;
-  bool prefill_reads_packed = false;
+  PrefillKernel prefill_kernel = PrefillKernel::None;
   int max_pages = 1;   // that a tile of attend_kernel reads at most
   int pages_each = 1;  // of a block
 
-  int n_tiles() const { return static_cast<int>(tiles.size()) - n_prefill_blocks * kPrefillTiles; }
+  int n_tiles = 0;  // of attend_kernel
   int max_runs() const { return run_of(max_pages - 1) + 1; }
   bool merges() const { return pages_each < max_pages; }
 };
@@ -39,7 +39,7 @@ inline int attend_pairs(const KvShape& shape, bool one_query_each, float soft_ca
 struct AttendLimits {
   int pairs;  // query and head pairs of a tile of attend_kernel at most
   int n_multiprocessors;
-  bool prefill;  // whether prefill_kernel may be used
+  PrefillKernel prefill;  // the one to be used where packed pages are read
 };
 /// A tile crosses neither a page nor the sequence's full_until.
 AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& shape, const Visibility& rule,
@@ -47,7 +47,7 @@ AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& s
 
 inline size_t partial_bytes(const AttendPlan& plan, const KvShape& shape, int pairs) {
   if (!plan.merges()) return 0;
-  return static_cast<size_t>(plan.n_tiles()) * shape.n_kv_heads * plan.max_runs() * pairs *
+  return static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads * plan.max_runs() * pairs *
          (shape.head_dim + 2) * sizeof(float);
 }
 
@@ -55,7 +55,7 @@ inline size_t partial_bytes(const AttendPlan& plan, const KvShape& shape, int pa
 /// else runs in attend_generic.cu.
 std::span<const int> attend_head_dims();
 bool attend_has(int head_dim, int group);
-/// Whether prefill_kernel does, too, on the current device.
-bool prefill_has(int head_dim, int group, float soft_cap);
+/// The best kernel for prompts on the current device.
+PrefillKernel prefill_kernel_for(int head_dim, int group, float soft_cap);
 
 }  // namespace kv2::cuda

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// One warp's running softmax: the largest logit, the sums of weights, of weighted values and of weighted
-// offsets. Lane (g, t) has pair 4·nt + t of n-tile nt, and of the output channels 16i + g and 16i + g + 8;
-// sums of weights and offsets are those of the lane's own tokens until the warp closes. Columns of an mma
-// never mix, and no lane's result depends on what other columns hold.
+// One warp's running softmax: a logit that none exceeds by much, the sums of weights, of weighted values and
+// of weighted offsets. Lane (g, t) has pair 4·nt + t of n-tile nt, and of the output channels 16i + g and 16i
+// + g + 8; sums of weights and offsets are those of the lane's own tokens until the warp closes. Columns of
+// an mma never mix, and no lane's result depends on what other columns hold.
 #pragma once
 
 #include "cuda/attend_shape.cuh"
 
 namespace kv2::cuda::attention {
+
+/// log2 by which a logit may exceed the one that sums are relative to, so that these are seldom rescaled.
+inline constexpr float kSlack = 8;
 
 template <int D, int NT>
 struct Sums {
@@ -26,15 +29,16 @@ struct Sums {
     }
   }
 
-  /// Takes the maximum of new logits into account and returns what weights relative to it are worth.
+  /// Takes new logits into account, whose largest are given, and returns what weights relative to these are
+  /// worth: 2^kSlack at most, so that sums are seldom rescaled.
   __device__ void raise(const float (&largest)[NT], float (&worth)[NT]) {
     bool grew = false;
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) grew = grew || largest[nt] > m[nt];
+    for (int nt = 0; nt < NT; nt++) grew = grew || largest[nt] > m[nt] + kSlack;
     if (__any_sync(~0u, grew)) {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
-        const float n = fmaxf(m[nt], largest[nt]), r = exp2_fast(m[nt] - n);
+        const float n = largest[nt] > m[nt] + kSlack ? largest[nt] : m[nt], r = exp2_fast(m[nt] - n);
         m[nt] = n;
         l[nt] *= r;
 #pragma unroll

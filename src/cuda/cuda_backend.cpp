@@ -283,17 +283,17 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     const int pairs = attend_pairs(shape, one_each, p.soft_cap);
     const AttendPlan plan =
         plan_attend(p.sequences, shape, p.kv.rule,
-                    {pairs, info_.n_multiprocessors, prefill_has(shape.head_dim, group, p.soft_cap)});
+                    {pairs, info_.n_multiprocessors, prefill_kernel_for(shape.head_dim, group, p.soft_cap)});
     if (plan.tiles.empty()) return;
     const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
     if (recorder_.sign(kAttend, p.q, p.out, p.kv.full, p.kv.packed, p.layer, plan.tiles.size(), pairs,
-                       plan.n_prefill_blocks, plan.prefill_reads_packed, plan.pages_each, plan.max_pages,
-                       p.softmax_scale, p.soft_cap, partials_.data(), arrivals_.data()))
+                       plan.n_prefill_blocks, static_cast<int>(plan.prefill_kernel), plan.pages_each,
+                       plan.max_pages, p.softmax_scale, p.soft_cap, partials_.data(), arrivals_.data()))
       return;
     AttendArgs args{.q = p.q,
                     .out = p.out,
                     .tiles = tiles,
-                    .n_tiles = plan.n_tiles(),
+                    .n_tiles = plan.n_tiles,
                     .n_kv_heads = shape.n_kv_heads,
                     .q_per_kv = shape.q_per_kv(),
                     .head_dim = shape.head_dim,
@@ -307,12 +307,12 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
                     .max_runs = plan.max_runs(),
                     .partials = nullptr,
                     .arrivals = nullptr,
-                    .prefill_tiles = tiles + plan.n_tiles(),
+                    .prefill_tiles = tiles + plan.n_tiles,
                     .n_prefill_blocks = plan.n_prefill_blocks,
-                    .prefill_reads_packed = plan.prefill_reads_packed};
+                    .prefill_kernel = plan.prefill_kernel};
     if (fast && plan.merges()) {
       args.partials = static_cast<float*>(partials_.reserve(partial_bytes(plan, shape, pairs)));
-      args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles()) * shape.n_kv_heads);
+      args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads);
     }
     if (fast)
       launch_attend(args, pairs, stream_);

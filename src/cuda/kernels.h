@@ -101,6 +101,10 @@ constexpr int prefill_pairs(int head_dim) {
   return head_dim <= 128 ? 16 : 8;
 }
 
+/// Which kernel takes them, as all of them give the same bits: Full where no tile reads a packed page, Hopper
+/// on compute capability 9.0 for head_dim 128.
+enum class PrefillKernel { None, Full, Packed, Hopper };
+
 struct AttendArgs {
   const float* q;
   float* out;
@@ -118,7 +122,7 @@ struct AttendArgs {
   // besides: [n_prefill_blocks, kPrefillTiles] with prefill_pairs each, no soft cap
   const AttendTile* prefill_tiles;
   int n_prefill_blocks;
-  bool prefill_reads_packed;  // some of them do
+  PrefillKernel prefill_kernel;
 };
 /// `pairs`: query and head pairs of one of `tiles` at most: 4 or 8; 4 with a soft cap.
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream);

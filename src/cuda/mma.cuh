@@ -78,16 +78,23 @@ inline constexpr bool kBulkCopies = true;
 __device__ __forceinline__ void barrier_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
-/// By one lane.
-__device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
+/// Arrives, too.
+__device__ __forceinline__ void expect_bytes(uint64_t* bar, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(bar)),
                "r"(bytes)
                : "memory");
+}
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
           shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(bar))
       : "memory");
+}
+/// By one lane.
+__device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
+  expect_bytes(bar, bytes);
+  copy_bytes(to, from, bytes, bar);
 }
 __device__ __forceinline__ void wait_barrier(uint64_t* bar, uint32_t parity) {
   asm volatile(

@@ -12,6 +12,7 @@
 #include "cuda/attend_full.cuh"
 #include "cuda/attend_launch.h"
 #include "cuda/attend_packed.cuh"
+#include "cuda/prefill_pieces.cuh"
 
 namespace kv2::cuda {
 namespace {
@@ -19,44 +20,53 @@ namespace {
 using namespace attention;
 
 // No warp of its own for copies: with nine a multiprocessor has 168 registers for each, and pages spill.
-constexpr int kPrefillThreads = kPrefillTiles * 32;
+constexpr int kPrefillThreads = 32 * kPrefillTiles;
 
 /// Sums of a tile that wait for others, in the order of registers.
 template <int D, int NT>
 struct Part {
-  float2 o[NT][D / 16][32], ml[NT][32];
+  float2 o[NT][D / 16][32], ml[NT][4];
 
+  /// Lanes of a pair write the same m and l.
   __device__ void set(const Sums<D, NT>& x, int lane) {
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
-      ml[nt][lane] = {x.m[nt], x.l[nt]};
+      ml[nt][lane & 3] = {x.m[nt], x.l[nt]};
 #pragma unroll
       for (int i = 0; i < D / 16; i++) o[nt][i][lane] = {x.o[nt][i][0], x.o[nt][i][1]};
     }
   }
   __device__ void add(const Sums<D, NT>& x, int lane) {
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-      const Worth worth(ml[nt][lane].x, x.m[nt]);
-      ml[nt][lane] = {worth.m, worth.sum(ml[nt][lane].y, x.l[nt])};
-#pragma unroll
-      for (int i = 0; i < D / 16; i++) {
-        const float2 before = o[nt][i][lane];
-        o[nt][i][lane] = {worth.sum(before.x, x.o[nt][i][0]), worth.sum(before.y, x.o[nt][i][1])};
-      }
-    }
+    add(
+        lane,
+        [&](int nt) {
+          return float2{x.m[nt], x.l[nt]};
+        },
+        [&](int nt, int i) {
+          return float2{x.o[nt][i][0], x.o[nt][i][1]};
+        });
   }
   __device__ void add(const Part& x, int lane) {
+    add(
+        lane, [&](int nt) { return x.ml[nt][lane & 3]; }, [&](int nt, int i) { return x.o[nt][i][lane]; });
+  }
+
+ private:
+  template <class Ml, class O>
+  __device__ void add(int lane, const Ml& added_ml, const O& added_o) {
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
-      const Worth worth(ml[nt][lane].x, x.ml[nt][lane].x);
-      ml[nt][lane] = {worth.m, worth.sum(ml[nt][lane].y, x.ml[nt][lane].y)};
+      const float2 before = ml[nt][lane & 3], added = added_ml(nt);
+      const Worth worth(before.x, added.x);
+      __syncwarp();  // all lanes of the pair have read it
+      ml[nt][lane & 3] = {worth.m, worth.sum(before.y, added.y)};
 #pragma unroll
       for (int i = 0; i < D / 16; i++) {
-        const float2 before = o[nt][i][lane], added = x.o[nt][i][lane];
-        o[nt][i][lane] = {worth.sum(before.x, added.x), worth.sum(before.y, added.y)};
+        const float2 o_before = o[nt][i][lane], o_added = added_o(nt, i);
+        o[nt][i][lane] = {worth.sum(o_before.x, o_added.x), worth.sum(o_before.y, o_added.y)};
       }
     }
+    __syncwarp();
   }
 };
 
@@ -66,48 +76,21 @@ struct PrefillShared {
   static constexpr int kStages = 4;  // more do not fit an A100
   unsigned char ring[kStages][Shape<D>::kStageBytes];
   Part<D, kNT> run[kPrefillTiles], total[kPrefillTiles];
+  Piece pieces[2][kMaxPieces];  // of a run and of the next one
+  int n_pieces[2];
   AttendTile tiles[kPrefillTiles];
   int n_tiles;  // that have queries
   uint64_t full[kStages], empty[kStages];
-};
 
-/// What the queries of a page read, piece by piece: in each share of each run its packed pages, then keys and
-/// values of its 16 tokens of the full ones.
-struct Pieces {
-  enum class Side { Packed, Keys, Values };
-  const AttendTile& tile;
-  int run = 0, share = 0, page = 0;
-  Side side = Side::Packed;
-
-  /// Goes on to the first piece that is there from here on; false where none is.
-  __device__ __forceinline__ bool find() {
-    const int n_pages = tile.query_page + 1, packed_begin = tile.packed_begin, packed_end = tile.packed_end;
-    for (; run <= run_of(n_pages - 1); next_share()) {
-      const int begin = run_begin(run), end = min(run_begin(run + 1), n_pages);
-      if (side == Side::Packed) {
-        if (page < packed_begin) page += (packed_begin - page + kWarps - 1) / kWarps * kWarps;
-        if (page < min(end, packed_end)) return true;
-        side = Side::Keys;
-        page = begin + share / 4;
-      }
-      if (page >= packed_begin && page < packed_end) page += (packed_end - page + 1) & ~1;
-      if (page < end) return true;
-    }
-    return false;
+  __device__ void list(int index) {
+    list_pieces(tiles[0], index, pieces[index & 1], n_pieces[index & 1], threadIdx.x, kPrefillThreads);
   }
-  __device__ __forceinline__ void step() {
-    if (side == Side::Packed)
-      page += kWarps;
-    else if (side == Side::Keys)
-      side = Side::Values;
-    else
-      side = Side::Keys, page += 2;
-  }
-  __device__ void next_share() {
-    share = (share + 1) % kWarps;
-    run += share == 0;
-    page = run_begin(run) + share;
-    side = Side::Packed;
+  /// Before a run is gone through, by all warps: lists the next one. Nobody reads the list before any more:
+  /// copies of this run have begun.
+  __device__ void open_run(int index, int n_runs) {
+    __syncthreads();
+    if (index + 1 < n_runs) list(index + 1);
+    __syncthreads();
   }
 };
 
@@ -118,13 +101,13 @@ struct SharedRing {
   static constexpr int kStages = PrefillShared<D>::kStages, kAhead = kStages / 2;
   const AttendArgs& args;
   PrefillShared<D>& shared;
-  const int kv_head, lane;
-  Pieces ahead{shared.tiles[0]};
-  int until_turn;  // pieces that others fill before this warp's next
+  const int kv_head, lane, n_runs;
+  int run = 0, at = 0;  // the piece to copy next
+  int until_turn;       // pieces that others fill before this warp's next
   uint32_t filled = 0, read = 0;
 
-  __device__ SharedRing(const AttendArgs& a, PrefillShared<D>& s, int kv_head_, int w)
-      : args(a), shared(s), kv_head(kv_head_), lane(threadIdx.x % 32), until_turn(w) {
+  __device__ SharedRing(const AttendArgs& a, PrefillShared<D>& s, int kv_head_, int w, int n_runs_)
+      : args(a), shared(s), kv_head(kv_head_), lane(threadIdx.x % 32), n_runs(n_runs_), until_turn(w) {
 #pragma unroll 1
     for (int i = 0; i < kAhead; i++) fill();
   }
@@ -137,33 +120,31 @@ struct SharedRing {
   }
 
   __device__ __forceinline__ void fill() {
-    if (!ahead.find()) return;
-    if (until_turn == 0) {
-      until_turn = shared.n_tiles;
-      copy(args, shared, kv_head, ahead.page, ahead.share, ahead.side, filled);
+    if (at == shared.n_pieces[run & 1]) {
+      if (run + 1 == n_runs) return;
+      run++, at = 0;
     }
-    until_turn--;
-    filled++;
-    ahead.step();
+    if (until_turn-- == 0) {
+      until_turn = shared.n_tiles - 1;
+      copy(shared.pieces[run & 1][at]);
+    }
+    at++, filled++;
   }
-  /// Values alone: the ring stays in registers.
-  static __device__ __noinline__ void copy(const AttendArgs& args, PrefillShared<D>& shared, int kv_head,
-                                           int page, int share, Pieces::Side side, uint32_t filled) {
-    const AttendTile& tile = shared.tiles[0];
-    const uint32_t stage = filled % kStages, lane = threadIdx.x % 32;
-    const bool packed = side == Pieces::Side::Packed;
-    const std::byte* from;
-    if (packed) {
-      from = args.packed.head(__ldg(tile.packed_pages + page), kv_head);
-    } else {
-      from = args.full.head(__ldg(tile.full_pages + page), kv_head) + share % 4 * S::kFullTile;
-      if (side == Pieces::Side::Values) from += kPage * D * 2;
-    }
+  __device__ __forceinline__ void copy(Piece piece) const {
+    const uint32_t stage = filled % kStages, what = piece.word & 15;
+    const auto slot = static_cast<int32_t>(piece.word >> 4);
+    const bool packed = what == 8;
+    const std::byte* from =
+        packed ? args.packed.head(slot, kv_head)
+               : args.full.head(slot, kv_head) + (what & 3) * S::kFullTile + (what >> 2) * (kPage * D * 2);
     const int bytes = packed ? S::kBytes : S::kFullTile;
-    if (filled >= kStages) wait_barrier(&shared.empty[stage], (filled / kStages - 1) & 1);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (lane == 0) copy_page(shared.ring[stage], from, bytes, &shared.full[stage]);
+    if (lane == 0) {
+      if (filled >= kStages) wait_barrier(&shared.empty[stage], (filled / kStages - 1) & 1);
+      copy_page(shared.ring[stage], from, bytes, &shared.full[stage]);
+    }
 #else
+    if (filled >= kStages) wait_barrier(&shared.empty[stage], (filled / kStages - 1) & 1);
     for (int i = lane * 16; i < bytes; i += 512) copy16(&shared.ring[stage][i], from + i);
     arrive_after_copies(&shared.full[stage]);
 #endif
@@ -232,41 +213,40 @@ __device__ void attend_tile(const AttendArgs& args, PrefillShared<D>& shared, in
     else
       return Queries{QueriesInMemory<D, NT>{pairs}};
   }();
-  SharedRing<D> ring(args, shared, kv_head, w);
+  const int n_runs = run_of(tile.query_page) + 1;
+  SharedRing<D> ring(args, shared, kv_head, w, n_runs);
   Part<D, NT>&run_part = shared.run[w], &total = shared.total[w];
-  const int n_pages = tile.query_page + 1, packed_begin = tile.packed_begin, packed_end = tile.packed_end;
   Sums<D, NT> sums;
 #pragma unroll 1
-  for (int run = 0; run <= run_of(n_pages - 1); run++) {
-    const int begin = run_begin(run), end = min(run_begin(run + 1), n_pages);
-    Part<D, NT>& part = run == 0 ? total : run_part;
+  for (int index = 0; index < n_runs; index++) {
+    shared.open_run(index, n_runs);
+    Part<D, NT>& part = index == 0 ? total : run_part;
 #pragma unroll 1
-    for (int share = 0; share < kWarps; share++) {  // the order of Pieces
+    for (int share = 0; share < kWarps; share++) {
       sums.start();
-      int page = begin + share;
+      const Run run(tile, index);
       if constexpr (kReadsPacked) {
-        if (page < packed_begin) page += (packed_begin - page + kWarps - 1) / kWarps * kWarps;
 #pragma unroll 1
-        for (; page < min(end, packed_end); page += kWarps) {
+        for (int left = run.n_packed(share); left > 0; left--) {
           packed.take(ring.wait(), sums);
           ring.done();
         }
       }
+      const int n_full = run.n_full(share, run.end), n_full_to_own = run.n_full(share, tile.query_page);
 #pragma unroll 1
-      for (page = begin + share / 4; page < end; page += 2) {
-        if (page >= packed_begin && page < packed_end) page += (packed_end - page + 1) & ~1;
-        if (page >= end) break;
+      for (int i = 0; i < n_full; i++) {
+        const bool own = i == n_full_to_own;  // counted up to it, and it comes last
         uint32_t p[NT][2];
         float worth[NT];
         const auto multiply = [&](const auto& queries) {
-          full.keys(ring.wait(), share % 4, page == n_pages - 1, queries, sums, p, worth);
+          full.keys(ring.wait(), share % 4, own, queries, sums, p, worth);
         };
         if constexpr (kReadsPacked)
           multiply(QueriesInMemory<D, NT>{pairs});
         else
           multiply(q);
         ring.done();
-        full.values(ring.wait(), share % 4, page == n_pages - 1, p, worth, sums);
+        full.values(ring.wait(), share % 4, own, p, worth, sums);
         ring.done();
       }
       sums.close();
@@ -275,14 +255,14 @@ __device__ void attend_tile(const AttendArgs& args, PrefillShared<D>& shared, in
       else
         part.add(sums, lane);
     }
-    if (run > 0) total.add(run_part, lane);
+    if (index > 0) total.add(run_part, lane);
   }
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
     const int pair = 4 * nt + (lane & 3);
     if (pair >= pairs.n()) continue;
     float* to = args.out + pairs.row_of(pair) * D + (lane >> 2);
-    const float l = total.ml[nt][lane].y;
+    const float l = total.ml[nt][lane & 3].y;
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
       to[16 * i] = __fdiv_rn(total.o[nt][i][lane].x, l);
@@ -308,7 +288,14 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const Atten
     }
   }
   __syncthreads();
-  if (w < shared.n_tiles) attend_tile<D, kReadsPacked>(args, shared, kv_head, w, lane);
+  shared.list(0);
+  __syncthreads();
+  if (w < shared.n_tiles) {
+    attend_tile<D, kReadsPacked>(args, shared, kv_head, w, lane);
+  } else {
+    const int n_runs = run_of(shared.tiles[0].query_page) + 1;
+    for (int run = 0; run < n_runs; run++) shared.open_run(run, n_runs);
+  }
 }
 
 template <int D, bool kReadsPacked>
@@ -329,7 +316,7 @@ size_t prefill_shared_bytes() {
 
 template <int D>
 void launch_prefill_for(const AttendArgs& args, cudaStream_t stream) {
-  if (args.prefill_reads_packed)
+  if (args.prefill_kernel == PrefillKernel::Packed)
     launch_prefill<D, true>(args, stream);
   else
     launch_prefill<D, false>(args, stream);
