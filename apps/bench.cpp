@@ -15,7 +15,7 @@ namespace kv2::app {
 namespace {
 
 const std::vector<std::string> kParts = {"limits", "attend",  "linear", "demote",
-                                         "decode", "prefill", "batch"};
+                                         "decode", "prefill", "batch",  "profile"};
 
 void run(const BenchOptions& o) {
   catch_interrupts();
@@ -25,6 +25,7 @@ void run(const BenchOptions& o) {
   if (o.wants("linear")) bench_linear(o, report);
   if (o.wants("demote")) bench_demote(o, report);
   if (o.wants("decode") || o.wants("prefill") || o.wants("batch")) bench_model(o, report);
+  if (o.wants("profile")) bench_profile(o, report);
 }
 
 std::string rate(double per_second, double limit) {

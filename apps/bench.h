@@ -73,5 +73,7 @@ void bench_linear(const BenchOptions& o, BenchReport& report);
 void bench_demote(const BenchOptions& o, BenchReport& report);
 /// decode, prefill and batch on the real model.
 void bench_model(const BenchOptions& o, BenchReport& report);
+/// One decode step at the deepest --depth with the last of --batch, operation by operation.
+void bench_profile(const BenchOptions& o, BenchReport& report);
 
 }  // namespace kv2::app

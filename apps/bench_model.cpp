@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "apps/bench.h"
+#include "apps/timed_backend.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -24,8 +25,9 @@ class ModelBench {
       : o_(o), model_(model), spec_(spec) {
     const int64_t deepest = *std::max_element(o.depths.begin(), o.depths.end());
     const int n_sequences =
-        2 + (o.wants("batch") ? *std::max_element(o.batches.begin(), o.batches.end()) : 0);
-    const int64_t room = std::max(o.prompt, (o.repeats + 1) * o.steps) + kPageTokens;
+        2 +
+        (o.wants("batch") || o.wants("profile") ? *std::max_element(o.batches.begin(), o.batches.end()) : 0);
+    const int64_t room = std::max({o.prompt, (o.repeats + 1) * o.steps, kPageTokens}) + kPageTokens;
     context_ = std::min<int64_t>(model.config().context, deepest + room);
     for (int64_t d : o.depths)
       if (d < 0 || d + o.prompt > context_)
@@ -50,6 +52,42 @@ class ModelBench {
       if (o_.wants("batch"))
         for (const int n : o_.batches) report.add(decode(depth, n, "batch", -1));
     }
+  }
+
+  /// Where the time of a step goes, operation by operation, over 64 steps: one of them demotes a page.
+  void profile(TimedBackend& timed, BenchReport& report) {
+    const int64_t depth = *std::max_element(o_.depths.begin(), o_.depths.end());
+    const int n = o_.batches.back();
+    grow(depth);
+    std::vector<SequenceId> sequences;
+    for (int i = 0; i < n; i++) sequences.push_back(fork());
+    step(sequences, 1, Logits::Last);
+    std::vector<double> steps;
+    for (int i = 0; i < kPageTokens; i++) {
+      throw_if_interrupted();
+      timed.start_step();
+      const auto start = std::chrono::steady_clock::now();
+      step(sequences, 1, Logits::Last);
+      steps.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    for (const SequenceId s : sequences) cache_->close(s);
+    const auto parts = timed.parts();
+    double total = 0;
+    for (const auto& part : parts) total += part.times.best() * part.n_steps / kPageTokens;
+    for (const auto& part : parts)
+      report.add(
+          {.part = "profile",
+           .name = fmt::format("{} x {}{}", part.n_calls, part.name,
+                               part.n_steps < kPageTokens
+                                   ? fmt::format(", in {} of {} steps", part.n_steps, kPageTokens)
+                                   : ""),
+           .times = part.times,
+           .check = fmt::format("{:.1f} %", 100 * part.times.best() * part.n_steps / kPageTokens / total)});
+    report.add({.part = "profile",
+                .name = fmt::format("{} depth {}, {} sequence(s): a step", spec_.method_text(), depth, n),
+                .times = Times::of(std::move(steps)),
+                .tokens = static_cast<double>(n),
+                .check = fmt::format("sum of the fastest calls {:.3f} ms", total * 1e3)});
   }
 
  private:
@@ -182,6 +220,17 @@ void bench_model(const BenchOptions& o, BenchReport& report) {
     ModelBench(o, *model, spec, calibration ? &*calibration : nullptr).run(report);
   }
   log_info(fmt::format("peak memory  {}", format_bytes(peak_memory())));
+}
+
+void bench_profile(const BenchOptions& o, BenchReport& report) {
+  const auto backend = open_device(o.model.device_options());
+  for (const CacheSpec& spec : o.specs()) {
+    TimedBackend timed(*backend);
+    const auto model = Model::load(o.model.model, timed, std::max(o.prompt, o.batches.back()));
+    const auto calibration =
+        spec.method.needs_calibration() ? find_calibration(*model, o.cache.calibration) : std::nullopt;
+    ModelBench(o, *model, spec, calibration ? &*calibration : nullptr).profile(timed, report);
+  }
 }
 
 }  // namespace kv2::app
