@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -17,8 +18,35 @@ namespace {
 const std::vector<std::string> kParts = {"limits", "attend",  "linear", "demote",
                                          "decode", "prefill", "batch",  "profile"};
 
-void run(const BenchOptions& o) {
+const std::vector<std::string> kModelParts = {"decode", "prefill", "batch", "profile"};
+
+bool is_in(const std::vector<std::string>& list, const std::string& x) {
+  return std::find(list.begin(), list.end(), x) != list.end();
+}
+
+/// Words that name parts, and one other at most: the model. No part: all that can be measured.
+void read_words(BenchOptions& o) {
+  for (const std::string& word : o.words) {
+    if (is_in(kParts, word))
+      o.parts.push_back(word);
+    else if (o.model.model.empty())
+      o.model.model = word;
+    else
+      throw_error(ErrorCode::BadArgument, "'{}' is no part of the bench ({}), and the model is {}", word,
+                  fmt::join(kParts, ", "), o.model.model);
+  }
+  if (o.parts.empty())
+    for (const std::string& part : kParts)
+      if (!o.model.model.empty() || !is_in(kModelParts, part)) o.parts.push_back(part);
+  if (o.model.model.empty())
+    for (const std::string& part : o.parts)
+      if (is_in(kModelParts, part))
+        throw_error(ErrorCode::BadArgument, "{} is measured on a model: kv2 bench {} MODEL", part, part);
+}
+
+void run(BenchOptions o) {
   catch_interrupts();
+  read_words(o);
   BenchReport report(o.json);
   if (o.wants("limits")) bench_limits(o, report);
   if (o.wants("attend")) bench_attend(o, report);
@@ -37,32 +65,52 @@ std::string rate(double per_second, double limit) {
 }  // namespace
 
 bool BenchOptions::wants(const std::string& part) const {
-  return std::find(parts.begin(), parts.end(), part) != parts.end();
+  return is_in(parts, part);
 }
 
-std::vector<CacheSpec> BenchOptions::specs() const {
+std::vector<CacheSpec> BenchOptions::specs(const std::string& defaults) const {
   std::vector<CacheSpec> out;
-  for (const std::string& text : split_methods(kv)) out.push_back(cache.spec(text));
+  for (const std::string& text : split_methods(kv.empty() ? std::vector{defaults} : kv))
+    out.push_back(cache.spec(text));
   return out;
+}
+
+std::vector<BenchShape> bench_shapes(const BenchOptions& o) {
+  std::vector<BenchShape> shapes = {{"SmolLM2-135M", {30, 9, 3, 64}, 576, 1536, 49152, {8192}},
+                                    {"needle-15m", {4, 8, 2, 128}, 512, 1536, 4096, {65536}}};
+  if (!o.model.model.empty()) {
+    const ModelConfig c = read_config(*open_model_file(o.model.model));
+    shapes = {{"the model", c.kv_shape(), c.hidden, c.intermediate, c.vocab, {0, 2048, 4096, 7424}}};
+  }
+  if (!o.depths.empty())
+    for (BenchShape& s : shapes) s.depths = o.depths;
+  return shapes;
 }
 
 Times Times::of(std::vector<double> seconds) {
   KV2_CHECK(!seconds.empty());
   std::sort(seconds.begin(), seconds.end());
-  return {std::move(seconds)};
+  Times times;
+  times.seconds = std::move(seconds);
+  return times;
 }
 
 Times time_of(int repeats, const std::function<void()>& run) {
   using Clock = std::chrono::steady_clock;
   run();
   std::vector<double> seconds;
+  double all = 0;
+  const std::clock_t cpu = std::clock();
   for (int i = 0; i < repeats; i++) {
     throw_if_interrupted();
     const auto start = Clock::now();
     run();
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    all += seconds.back();
   }
-  return Times::of(std::move(seconds));
+  Times times = Times::of(std::move(seconds));
+  times.cores = static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC / all;
+  return times;
 }
 
 double BenchLimits::read_for(double working_set) const {
@@ -82,17 +130,20 @@ void BenchReport::add(const BenchRow& r) {
     if (r.tokens > 0) j["tokens_per_s"] = r.tokens / t, j["best_tokens_per_s"] = r.tokens / r.times.best();
     if (r.bytes > 0) j["bytes"] = r.bytes, j["bytes_per_s"] = r.bytes / t;
     if (r.operations > 0) j["operations"] = r.operations, j["operations_per_s"] = r.operations / t;
+    if (r.times.cores > 0) j["cores"] = r.times.cores;
     if (r.error >= 0) j["error"] = r.error;
     if (!r.check.empty()) j["check"] = r.check;
     fmt::print("{}\n", j.dump());
   } else {
     if (!any_)
-      fmt::print("{:<9} {:<44} {:>10} {:>10} {:>7} {:>10} {:>16} {:>16}  {}\n", "part", "what", "median",
-                 "best", "spread", "tokens/s", "GB/s (of limit)", "Gop/s (of int8)", "check");
-    fmt::print("{:<9} {:<44} {:>8.3f}ms {:>8.3f}ms {:>6.0f}% {:>10} {:>16} {:>16}  {}\n", r.part, r.name,
+      fmt::print("{:<8} {:<44} {:>10} {:>10} {:>7} {:>5} {:>9} {:>16} {:>16}  {}\n", "part", "what", "median",
+                 "best", "spread", "cores", "tokens/s", "GB/s (of limit)", "Gop/s (of limit)", "check");
+    fmt::print("{:<8} {:<44} {:>8.3f}ms {:>8.3f}ms {:>6.0f}% {:>5} {:>9} {:>16} {:>16}  {}\n", r.part, r.name,
                t * 1e3, r.times.best() * 1e3, 100 * r.times.spread(),
+               r.times.cores > 0 ? fmt::format("{:.1f}", r.times.cores) : "",
                r.tokens > 0 ? fmt::format("{:.1f}", r.tokens / t) : "",
-               rate(r.bytes / t, limits.read_for(r.bytes)), rate(r.operations / t, limits.int8),
+               rate(r.bytes / t, limits.read_for(r.bytes)),
+               rate(r.operations / t, r.limit > 0 ? r.limit : limits.int8),
                r.error >= 0 ? fmt::format("{:.1e} {}", r.error, r.check) : r.check);
   }
   std::fflush(stdout);
@@ -102,18 +153,19 @@ void BenchReport::add(const BenchRow& r) {
 void add_bench(CLI::App& program) {
   auto* app = program.add_subcommand("bench", "speed of this machine, of the kernels and of a model");
   auto o = std::make_shared<BenchOptions>();
-  o->model.add_to(*app);
+  app->add_option(
+      "what", o->words,
+      fmt::format("parts to measure ({}; default: all) and the model, if any", fmt::join(kParts, ", ")));
+  app->add_option("--model", o->model.model, "the model: decode, prefill, batch and profile need one");
+  o->model.add_device_to(*app);
   o->cache.add_to(*app);
-  o->parts = kParts;
-  app->add_option("--parts", o->parts, "what to measure, several with commas")
-      ->delimiter(',')
-      ->check(CLI::IsMember(kParts))
-      ->capture_default_str();
-  add_kv_list(*app, o->kv, "bf16,quarot2");
-  o->depths = {0, 2048, 4096, 7424};
-  app->add_option("--depth", o->depths, "tokens before those that are timed")
-      ->delimiter(',')
-      ->capture_default_str();
+  add_kv_list(*app, o->kv, "");
+  o->kv.clear();
+  app->add_option(
+         "--depth", o->depths,
+         "tokens before those that are timed (default: 0,2048,4096,7424; attend without a model: 8192 and "
+         "65536)")
+      ->delimiter(',');
   o->batches = {1, 8};
   app->add_option("--batch", o->batches, "sequences decoded at once, for `batch`")
       ->delimiter(',')

@@ -16,6 +16,7 @@ namespace kv2::app {
 struct BenchOptions {
   ModelOptions model;
   CacheOptions cache;
+  std::vector<std::string> words;  // as given: parts, and perhaps the model
   std::vector<std::string> parts, kv;
   std::vector<int64_t> depths;
   std::vector<int> batches;
@@ -23,12 +24,24 @@ struct BenchOptions {
   bool json = false;
 
   bool wants(const std::string& part) const;
-  std::vector<CacheSpec> specs() const;
+  /// Of --kv, or else of `defaults`.
+  std::vector<CacheSpec> specs(const std::string& defaults) const;
 };
+
+/// What attention, linears and demotion are measured at: the model's shape, or without one those of
+/// SmolLM2-135M and of needle-15m, at depths where a cache matters.
+struct BenchShape {
+  std::string name;
+  KvShape kv;
+  int hidden, intermediate, vocab;
+  std::vector<int64_t> depths;
+};
+std::vector<BenchShape> bench_shapes(const BenchOptions& o);
 
 /// Seconds of each repeat.
 struct Times {
   std::vector<double> seconds;  // sorted
+  double cores = 0;             // CPU time ÷ time: what a busy machine gave; 0: not measured
 
   static Times of(std::vector<double> seconds);
   double median() const { return seconds[seconds.size() / 2]; }
@@ -44,6 +57,7 @@ struct BenchRow {
   double tokens = 0;      // of one repeat; 0: not a matter of tokens
   double bytes = 0;       // that one repeat must read
   double operations = 0;  // multiply-adds of one repeat, counted as 2
+  double limit = 0;       // operations per second that bound it; 0: the byte product's
   double error = -1;      // against the reference, relative; -1: not compared
   std::string check;      // what was compared, for people
 };

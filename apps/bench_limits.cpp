@@ -64,11 +64,15 @@ void bench_limits(const BenchOptions& o, BenchReport& report) {
   read("L2", size_t{512} << 10, l.read_l2);
   read("L3", size_t{6} << 20, l.read_l3);
   read("memory", size_t{256} << 20, l.read_memory);
-  const BenchRow f32 = peak_row(team, "f32", cpu::spin_f32, repeats),
-                 int8 = peak_row(team, "int8 dot", cpu::spin_int8, repeats);
+  BenchRow f32 = peak_row(team, "f32", cpu::spin_f32, repeats),
+           int8 = peak_row(team, "int8 dot", cpu::spin_int8, repeats),
+           bf16 = peak_row(team, "bf16 dot", cpu::spin_bf16, repeats);
   l.f32 = f32.operations / f32.times.best();
   l.int8 = int8.operations / int8.times.best();
+  l.bf16 = bf16.operations / bf16.times.best();  // 0: this processor has none
+  f32.limit = l.f32, bf16.limit = l.bf16;
   report.add(f32);
+  if (l.bf16 > 0) report.add(bf16);
   report.add(int8);
 }
 

@@ -19,17 +19,21 @@
 namespace kv2::app {
 namespace {
 
+std::vector<int64_t> depths_of(const BenchOptions& o) {
+  return bench_shapes(o).front().depths;
+}
+
 class ModelBench {
  public:
   ModelBench(const BenchOptions& o, Model& model, const CacheSpec& spec, const Calibration* calibration)
       : o_(o), model_(model), spec_(spec) {
-    const int64_t deepest = *std::max_element(o.depths.begin(), o.depths.end());
+    const int64_t deepest = *std::max_element(depths_of(o).begin(), depths_of(o).end());
     const int n_sequences =
         2 +
         (o.wants("batch") || o.wants("profile") ? *std::max_element(o.batches.begin(), o.batches.end()) : 0);
     const int64_t room = std::max({o.prompt, (o.repeats + 1) * o.steps, kPageTokens}) + kPageTokens;
     context_ = std::min<int64_t>(model.config().context, deepest + room);
-    for (int64_t d : o.depths)
+    for (int64_t d : depths_of(o))
       if (d < 0 || d + o.prompt > context_)
         throw_error(ErrorCode::BadArgument,
                     "--depth {} and a prompt of {} do not fit into the {} positions of this model", d,
@@ -42,7 +46,7 @@ class ModelBench {
   }
 
   void run(BenchReport& report) {
-    std::vector<int64_t> depths = o_.depths;
+    std::vector<int64_t> depths = depths_of(o_);
     std::sort(depths.begin(), depths.end());
     for (const int64_t depth : depths) {
       grow(depth);
@@ -56,7 +60,7 @@ class ModelBench {
 
   /// Where the time of a step goes, operation by operation, over 64 steps: one of them demotes a page.
   void profile(TimedBackend& timed, BenchReport& report) {
-    const int64_t depth = *std::max_element(o_.depths.begin(), o_.depths.end());
+    const int64_t depth = *std::max_element(depths_of(o_).begin(), depths_of(o_).end());
     const int n = o_.batches.back();
     grow(depth);
     std::vector<SequenceId> sequences;
@@ -214,7 +218,7 @@ void bench_model(const BenchOptions& o, BenchReport& report) {
   const auto model = Model::load(o.model.model, *backend, rows);
   log_info(fmt::format("backend      {}", backend->describe()));
   log_info(fmt::format("weights      {}", format_bytes(model->weight_bytes())));
-  for (const CacheSpec& spec : o.specs()) {
+  for (const CacheSpec& spec : o.specs("bf16,quarot2")) {
     const auto calibration =
         spec.method.needs_calibration() ? find_calibration(*model, o.cache.calibration) : std::nullopt;
     ModelBench(o, *model, spec, calibration ? &*calibration : nullptr).run(report);
@@ -224,7 +228,7 @@ void bench_model(const BenchOptions& o, BenchReport& report) {
 
 void bench_profile(const BenchOptions& o, BenchReport& report) {
   const auto backend = open_device(o.model.device_options());
-  for (const CacheSpec& spec : o.specs()) {
+  for (const CacheSpec& spec : o.specs("bf16,quarot2")) {
     TimedBackend timed(*backend);
     const auto model = Model::load(o.model.model, timed, std::max(o.prompt, o.batches.back()));
     const auto calibration =

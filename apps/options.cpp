@@ -19,6 +19,10 @@ namespace kv2::app {
 
 void ModelOptions::add_to(CLI::App& app) {
   app.add_option("model", model, "a .gguf file or a Hugging Face directory")->required();
+  add_device_to(app);
+}
+
+void ModelOptions::add_device_to(CLI::App& app) {
   app.add_option("--device", device,
                  "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
   app.add_option("--threads", threads, "default: the cores this process may use")->check(CLI::Range(0, 1024));

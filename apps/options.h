@@ -22,6 +22,7 @@ struct ModelOptions {
   int threads = 0;
 
   void add_to(CLI::App& app);
+  void add_device_to(CLI::App& app);  // all but the model
   DeviceOptions device_options() const;
 };
 

@@ -68,12 +68,20 @@ HWY_ATTR void for_each_block(const TileView& tile, const PageView& page, const B
   }
 }
 
-template <class Key>
-HWY_ATTR void keys_of(const TileView& tile, const PageView& page, const Key* keys, const Partial& partial) {
+/// Half of the coming page over `steps` steps; nothing when that page is no full one.
+HWY_ATTR Fetch fetch_half(const ComingPage& coming, int half, int steps) {
+  const size_t lines = coming.bytes / 128 / static_cast<size_t>(steps);
+  return {coming.at + static_cast<size_t>(half) * (coming.bytes / 2), lines};
+}
+
+template <class Key, class F>
+HWY_ATTR void keys_of(const TileView& tile, const PageView& page, const Key* keys, const Partial& partial,
+                      const F& fetch) {
   const size_t d = static_cast<size_t>(tile.head_dim);
   for_each_block(tile, page, [&](int row, int rows, int tokens) HWY_ATTR {
     float* logits = tile.weights + row * kTokens;
-    multiply(rows, tile.q + row * d, d, tile.head_dim, keys, kTokens, logits, kTokens, kTokens, Start::Zero);
+    multiply(rows, tile.q + row * d, d, tile.head_dim, keys, kTokens, logits, kTokens, kTokens, Start::Zero,
+             fetch);
     for (int r = row; r < row + rows; r++, logits += kTokens) {
       float &max = partial.max[r], *sum = partial.sum + r * 16;
       const float largest = finish_logits(logits, tile.softmax_scale, tile.soft_cap, tokens);
@@ -91,28 +99,33 @@ HWY_ATTR void keys_of(const TileView& tile, const PageView& page, const Key* key
   });
 }
 
-template <class Value>
+template <class Value, class F>
 HWY_ATTR void values_of(const TileView& tile, const PageView& page, const Value* values,
-                        const Partial& partial) {
+                        const Partial& partial, const F& fetch) {
   const size_t d = static_cast<size_t>(tile.head_dim);
   for_each_block(tile, page, [&](int row, int rows, int tokens) HWY_ATTR {
     multiply(rows, tile.weights + row * kTokens, kTokens, tokens, values, d, partial.out + row * d, d,
-             tile.head_dim, page.first ? Start::Zero : Start::FromC);
+             tile.head_dim, page.first ? Start::Zero : Start::FromC, fetch);
   });
 }
 
 HWY_ATTR void AttendKeys(const TileView& tile, const PageView& page, const float* keys,
                          const Partial& partial) {
-  keys_of(tile, page, keys, partial);
+  keys_of(tile, page, keys, partial, NoFetch());
 }
 HWY_ATTR void AttendValues(const TileView& tile, const PageView& page, const float* values,
                            const Partial& partial) {
-  values_of(tile, page, values, partial);
+  values_of(tile, page, values, partial, NoFetch());
 }
 HWY_ATTR void AttendFull(const TileView& tile, const PageView& page, const uint16_t* head_page,
-                         const Partial& partial) {
-  keys_of(tile, page, head_page, partial);
-  values_of(tile, page, head_page + static_cast<size_t>(kTokens) * tile.head_dim, partial);
+                         const ComingPage& coming, const Partial& partial) {
+  const uint16_t* values = head_page + static_cast<size_t>(kTokens) * tile.head_dim;
+  if (coming.bytes == 0) {
+    keys_of(tile, page, head_page, partial, NoFetch());
+    return values_of(tile, page, values, partial, NoFetch());
+  }
+  keys_of(tile, page, head_page, partial, fetch_half(coming, 0, tile.head_dim));
+  values_of(tile, page, values, partial, fetch_half(coming, 1, kTokens));
 }
 
 HWY_ATTR void merge_row(float* into, const float* from, int n, float a, float b) {
@@ -161,8 +174,8 @@ void attend_values(const TileView& tile, const PageView& page, const float* valu
   HWY_DYNAMIC_DISPATCH(AttendValues)(tile, page, values, partial);
 }
 void attend_full(const TileView& tile, const PageView& page, const std::byte* head_page,
-                 const Partial& partial) {
-  HWY_DYNAMIC_DISPATCH(AttendFull)(tile, page, reinterpret_cast<const uint16_t*>(head_page), partial);
+                 const ComingPage& coming, const Partial& partial) {
+  HWY_DYNAMIC_DISPATCH(AttendFull)(tile, page, reinterpret_cast<const uint16_t*>(head_page), coming, partial);
 }
 void merge(const Partial& into, const Partial& from, int n_rows, int head_dim) {
   HWY_DYNAMIC_DISPATCH(Merge)(into, from, n_rows, head_dim);

@@ -29,6 +29,12 @@ struct TileView {
   float softmax_scale, soft_cap;
 };
 
+/// A head page that will be read after the one at hand, fetched meanwhile; no bytes: nothing.
+struct ComingPage {
+  const std::byte* at = nullptr;
+  size_t bytes = 0;
+};
+
 /// What a tile reads of one page: its first rows_per_query rows `visible` tokens, the next ones visible + 1
 /// and so on; visible 0: every row reads all 64. `first`: the partial holds nothing yet.
 struct PageView {
@@ -43,7 +49,7 @@ void attend_values(const TileView& tile, const PageView& page, const float* valu
 /// Both halves straight from a full head page (bf16), the same bits: better than expanding it for few rows.
 /// Tokens that no row reads may be garbage.
 void attend_full(const TileView& tile, const PageView& page, const std::byte* head_page,
-                 const Partial& partial);
+                 const ComingPage& coming, const Partial& partial);
 /// into = into merged with `from`, which stands for later pages.
 void merge(const Partial& into, const Partial& from, int n_rows, int head_dim);
 /// out [head_dim] of one row, divided.

@@ -86,9 +86,28 @@ HWY_INLINE HWY_ATTR Vec load_params(const std::byte* p, size_t lane, bool half) 
   return hn::LoadU(Floats(), reinterpret_cast<const float*>(p) + lane);
 }
 
+/// x are lanes [lane, lane + kLanes) of the call's row r.
+HWY_INLINE HWY_ATTR void put(Vec x, const StripOutput& out, int r, size_t lane) {
+  const Floats f;
+  float* to = out.to + static_cast<size_t>(r) * out.stride + lane;
+  if (out.columns == 16) {
+    if (out.bias) x = hn::Add(x, hn::LoadU(f, out.bias + lane));
+    if (out.accumulate == Accumulate::Yes) x = hn::Add(x, hn::LoadU(f, to));
+    return hn::StoreU(x, f, to);
+  }
+  alignas(64) float part[kLanes];
+  hn::Store(x, f, part);
+  for (size_t c = 0; c < kLanes && lane + c < static_cast<size_t>(out.columns); c++) {
+    float y = part[c];
+    if (out.bias) y += out.bias[lane + c];
+    to[c] = out.accumulate == Accumulate::Yes ? y + to[c] : y;
+  }
+}
+
+/// Rows [row, row + R) of x, which are the call's from r0 on.
 template <int Bits, int Words, int R>
 HWY_ATTR void multiply_rows_by_strip(const StripShape& s, const std::byte* strip, const CodedRows& x, int row,
-                                     float* out) {
+                                     int r0, const StripOutput& out) {
   const Floats f;
   const Ints i;
   const int n_blocks = s.n_blocks();
@@ -128,24 +147,25 @@ HWY_ATTR void multiply_rows_by_strip(const StripShape& s, const std::byte* strip
         }
       }
     }
-    for (int r = 0; r < R; r++) hn::StoreU(total[r], f, out + 16 * r + h * kLanes);
+    for (int r = 0; r < R; r++) put(total[r], out, r0 + r, h * kLanes);
   }
 }
 
 template <int Bits, int Words>
-HWY_ATTR void multiply_all_rows(const StripShape& s, const std::byte* strip, const CodedRows& x, int row,
-                                int n, float* out) {
+HWY_ATTR void multiply_all_rows(const StripShape& s, const std::byte* strip, const CodedRows& x, int first,
+                                int n, const StripOutput& out) {
   constexpr int kMost = HWY_CAP_GE512 ? 4 : 2;  // rows that share one unpacking of the codes
-  for (; n >= kMost; n -= kMost, row += kMost, out += 16 * kMost)
-    multiply_rows_by_strip<Bits, Words, kMost>(s, strip, x, row, out);
+  int r = 0;
+  for (; r + kMost <= n; r += kMost)
+    multiply_rows_by_strip<Bits, Words, kMost>(s, strip, x, first + r, r, out);
   if constexpr (kMost > 2) {
-    for (; n >= 2; n -= 2, row += 2, out += 32) multiply_rows_by_strip<Bits, Words, 2>(s, strip, x, row, out);
+    for (; r + 2 <= n; r += 2) multiply_rows_by_strip<Bits, Words, 2>(s, strip, x, first + r, r, out);
   }
-  if (n == 1) multiply_rows_by_strip<Bits, Words, 1>(s, strip, x, row, out);
+  if (r < n) multiply_rows_by_strip<Bits, Words, 1>(s, strip, x, first + r, r, out);
 }
 
 HWY_ATTR void MultiplyStrip(const StripShape& s, const std::byte* strip, const CodedRows& x, int row, int n,
-                            float* out) {
+                            const StripOutput& out) {
   if (s.block == 32) {
     if (s.bits == 4) return multiply_all_rows<4, 8>(s, strip, x, row, n, out);
     if (s.bits == 6) return multiply_all_rows<6, 8>(s, strip, x, row, n, out);

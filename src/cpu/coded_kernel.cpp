@@ -19,7 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace kv2::cpu::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR  // the build's baseline: make_cpu_backend refuses to run on it
-void MultiplyStrip(const StripShape&, const std::byte*, const CodedRows&, int, int, float*) {
+void MultiplyStrip(const StripShape&, const std::byte*, const CodedRows&, int, int, const StripOutput&) {
   KV2_CHECK(false, "no SIMD target");
 }
 void CodeRow(const float*, int, int, const CodedRows&, int) {
@@ -30,39 +30,61 @@ void CodeRow(const float*, int, int, const CodedRows&, int) {
 #include "cpu/coded_kernel-inl.h"
 #undef KV2_VNNI
 
+#include "cpu/fold-inl.h"
+
 HWY_ATTR void CodeRow(const float* in, int n_in, int block, const CodedRows& to, int row) {
+  constexpr int kBatch = 16;  // blocks at once
   const Floats f;
   const Ints i;
   const int n_blocks = n_in / block;
   int8_t* halves = to.halves + static_cast<size_t>(row) * 2 * n_in;
-  for (int b = 0; b < n_blocks; b++) {
-    const float* x = in + b * block;
-    auto top = hn::Zero(f);
-    for (int c = 0; c < block; c += static_cast<int>(kLanes))
-      top = hn::Max(top, hn::Abs(hn::LoadU(f, x + c)));
-    const float largest = std::max(hn::GetLane(hn::MaxOfLanes(f, top)), 1e-30f);
-    const auto inverse = hn::Set(f, 32639.f / largest);
-    alignas(64) float sums[16];
-    alignas(64) int32_t wholes[16];
-    for (size_t lane = 0; lane < 16; lane += kLanes) {
-      auto sum = hn::Zero(f);
-      auto whole = hn::Zero(i);
-      for (int c = static_cast<int>(lane); c < block; c += 16) {
-        const auto v = hn::LoadU(f, x + c);
-        const auto w = nearest(hn::Mul(v, inverse));
-        store_halves(w, halves + b * block + c, halves + n_in + b * block + c);
-        sum = hn::Add(sum, v);
-        whole = hn::Add(whole, w);
+  alignas(64) float lanes[kBatch * 16], whole_lanes[kBatch * 16];
+  alignas(64) float largest[kBatch], inverse[kBatch], unit[kBatch], sum[kBatch], whole[kBatch];
+  alignas(64) int32_t whole_number[kBatch];
+  for (int first = 0; first < n_blocks; first += kBatch) {
+    const int n = std::min(kBatch, n_blocks - first);
+    const float* x = in + first * block;
+    for (int b = 0; b < n; b++)
+      for (size_t lane = 0; lane < 16; lane += kLanes) {
+        auto top = hn::Zero(f);
+        for (int c = static_cast<int>(lane); c < block; c += 16)
+          top = hn::Max(top, hn::Abs(hn::LoadU(f, x + b * block + c)));
+        hn::Store(top, f, lanes + 16 * b + lane);
       }
-      hn::Store(sum, f, sums + lane);
-      hn::Store(whole, i, wholes + lane);
+    fold_lanes<LargestOf>(lanes, n, largest);
+    for (int b = 0; b < kBatch; b += static_cast<int>(kLanes)) {
+      const auto l = hn::Max(hn::Load(f, largest + b), hn::Set(f, 1e-30f)), most = hn::Set(f, 32639.f);
+      hn::Store(hn::Div(most, l), f, inverse + b);
+      hn::Store(hn::Div(l, most), f, unit + b);
     }
-    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(n_blocks) + static_cast<size_t>(b);
-    uint32_t whole = 0;
-    for (const int32_t w : wholes) whole += static_cast<uint32_t>(w);
-    to.sum[at] = sum_of_16(sums);
-    to.unit[at] = largest / 32639.f + 0.f * to.sum[at];                        // NaN for NaN
-    to.whole[at] = std::isnan(to.unit[at]) ? 0 : static_cast<int32_t>(whole);  // of NaN: any integer
+    for (int b = 0; b < n; b++)
+      for (size_t lane = 0; lane < 16; lane += kLanes) {
+        auto s = hn::Zero(f), whole_sum = hn::Zero(f);  // whole numbers below 2^24: exact
+        for (int c = static_cast<int>(lane); c < block; c += 16) {
+          const auto v = hn::LoadU(f, x + b * block + c);
+          const auto w = nearest(hn::Mul(v, hn::Set(f, inverse[b])));
+          int8_t* high = halves + (first + b) * block + c;
+          store_halves(w, high, high + n_in);
+          s = hn::Add(s, v);
+          whole_sum = hn::Add(whole_sum, hn::ConvertTo(f, w));
+        }
+        hn::Store(s, f, lanes + 16 * b + lane);
+        hn::Store(whole_sum, f, whole_lanes + 16 * b + lane);
+      }
+    fold_lanes<SumOf>(lanes, n, sum);
+    fold_lanes<SumOf>(whole_lanes, n, whole);
+    for (int b = 0; b < kBatch; b += static_cast<int>(kLanes)) {
+      const auto u =
+          hn::Add(hn::Load(f, unit + b), hn::Mul(hn::Zero(f), hn::Load(f, sum + b)));  // NaN for NaN
+      hn::Store(u, f, unit + b);
+      const auto w = hn::IfThenElseZero(hn::Eq(u, u), hn::Load(f, whole + b));  // of NaN: any integer
+      hn::Store(hn::ConvertTo(i, w), i, whole_number + b);
+    }
+    const size_t at = static_cast<size_t>(row) * static_cast<size_t>(n_blocks) + static_cast<size_t>(first),
+                 bytes = sizeof(float) * static_cast<size_t>(n);
+    std::memcpy(to.sum + at, sum, bytes);
+    std::memcpy(to.unit + at, unit, bytes);
+    std::memcpy(to.whole + at, whole_number, bytes);
   }
 }
 #endif
@@ -90,7 +112,7 @@ void code_row(const float* in, int n_in, int block, const CodedRows& to, int row
 }
 
 void multiply_strip(const StripShape& shape, const std::byte* strip, const CodedRows& x, int first,
-                    int n_rows, float* out) {
+                    int n_rows, const StripOutput& out) {
 #if HWY_TARGETS & HWY_AVX3
   if (use_vnni()) return N_AVX3::vnni::MultiplyStrip(shape, strip, x, first, n_rows, out);
 #endif

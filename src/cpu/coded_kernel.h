@@ -69,9 +69,17 @@ struct CodedRows {
 /// One row of n_in floats into row `row` of `to`. block is a multiple of 16.
 void code_row(const float* in, int n_in, int block, const CodedRows& to, int row);
 
-/// out [n_rows][16] = rows [first, first + n_rows) times one strip.
+/// Where a strip's products go: row r of the call to [r·stride, r·stride + columns), columns 16 at most.
+struct StripOutput {
+  float* to;
+  size_t stride;
+  int columns;
+  const float* bias;  // [columns] or nullptr
+  Accumulate accumulate;
+};
+/// Rows [first, first + n_rows) times one strip.
 void multiply_strip(const StripShape& shape, const std::byte* strip, const CodedRows& x, int first,
-                    int n_rows, float* out);
+                    int n_rows, const StripOutput& out);
 
 /// Packs rows [0, 16) of a strip: codes [16, n_in], scale and offset [16, n_blocks]; n < 16: the others are
 /// zero.

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "base/float16.h"
-#include "cpu/elementwise.h"
 
 namespace kv2::cpu {
 namespace {
@@ -81,15 +80,15 @@ void CodedLinears::multiply(const CodedLinear& w, const LinearParams& p, Aligned
               n = std::min(kRowTile, p.n_rows - first_row);
     const int first = static_cast<int>(task % chunks) * per_task,
               end = std::min(first + per_task, s.n_strips());
-    alignas(64) float product[kRowTile * 16];
     for (int strip = first; strip < end; strip++) {
+      const int column = strip * 16;
+      const StripOutput out{.to = p.out + static_cast<size_t>(first_row) * s.n_out + column,
+                            .stride = static_cast<size_t>(s.n_out),
+                            .columns = std::min(16, s.n_out - column),
+                            .bias = w.bias_.empty() ? nullptr : w.bias_.data() + column,
+                            .accumulate = p.accumulate};
       multiply_strip(s, w.strips_.as<std::byte>() + static_cast<size_t>(strip) * s.strip_bytes(), rows,
-                     first_row, n, product);
-      const int column = strip * 16, columns = std::min(16, s.n_out - column);
-      const float* bias = w.bias_.empty() ? nullptr : w.bias_.data() + column;
-      for (int r = 0; r < n; r++)
-        store_row(product + 16 * r, bias, p.accumulate, columns,
-                  p.out + static_cast<size_t>(first_row + r) * s.n_out + column);
+                     first_row, n, out);
     }
   });
 }

@@ -62,7 +62,35 @@ HWY_POP_ATTRIBUTES
 #endif
 
 #if HWY_ONCE
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 namespace kv2::cpu {
+
+#if defined(__x86_64__)
+namespace {
+
+__attribute__((target("avx512f,avx512bf16"))) int64_t spin_bf16_512(int64_t rounds, float* sink) {
+  constexpr int kSums = 12;
+  __m512 sums[kSums];
+  for (int s = 0; s < kSums; s++) sums[s] = _mm512_set1_ps(static_cast<float>(s));
+  const __m512bh x = _mm512_cvtne2ps_pbh(_mm512_set1_ps(*sink), _mm512_set1_ps(0.5f));
+  for (int64_t r = 0; r < rounds; r++)
+    for (int s = 0; s < kSums; s++) sums[s] = _mm512_dpbf16_ps(sums[s], x, x);
+  for (int s = 1; s < kSums; s++) sums[0] = _mm512_add_ps(sums[0], sums[s]);
+  *sink = _mm512_reduce_add_ps(sums[0]);
+  return rounds * kSums * 32;
+}
+
+}  // namespace
+#endif
+
+int64_t spin_bf16(int64_t rounds, float* sink) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16")) return spin_bf16_512(rounds, sink);
+#endif
+  return 0;
+}
 
 HWY_EXPORT(SpinF32);
 HWY_EXPORT(SpinInt8);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Body of packed_kernel.h, once per target and once more for VNNI: included inside the target's namespace.
 #include "cpu/dot-inl.h"
+#include "cpu/fold-inl.h"
 
 constexpr int kPackedRows =
     HWY_CAP_GE512 ? 6 : 3;               // rows that share one read of the codes; 2·kPackedRows sums
@@ -124,30 +125,6 @@ struct Lanes16 {
     for (size_t h = 0; h < kHalves; h++) hn::Store(v[h], Floats(), to + h * kLanes);
   }
 };
-
-/// What each of n pages and R rows gives in 16 lanes [n·R][16], folded to one number each [n·R]: the largest,
-/// or the sum in the tree of sum_of_16.
-struct LargestOf {
-  HWY_INLINE HWY_ATTR Vec operator()(Vec a, Vec b) const { return hn::Max(a, b); }
-  float operator()(float a, float b) const { return a > b ? a : b; }
-};
-struct SumOf {
-  HWY_INLINE HWY_ATTR Vec operator()(Vec a, Vec b) const { return hn::Add(a, b); }
-  float operator()(float a, float b) const { return a + b; }
-};
-template <class Op>
-HWY_INLINE HWY_ATTR void fold_lanes(const float* lanes, int n, float* out) {
-  const Op op;
-#if HWY_TARGET == HWY_AVX3
-  for (int i = 0; i < n; i += 16) fold_sixteen(op, lanes + 16 * i, out + i);
-#else
-  for (int i = 0; i < n; i++) {
-    float a[8];
-    for (int k = 0; k < 8; k++) a[k] = op(lanes[16 * i + k], lanes[16 * i + k + 8]);
-    out[i] = op(op(op(a[0], a[4]), op(a[2], a[6])), op(op(a[1], a[5]), op(a[3], a[7])));
-  }
-#endif
-}
 
 /// n pages and R rows at once, item j·R + r being page j's row r. Stage by stage over all of them: a page
 /// alone is one long chain (largest, exp, largest, fixed point), and its dot products are more than a core

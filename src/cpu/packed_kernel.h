@@ -43,11 +43,6 @@ struct CodedQueries {
 
 void code_queries(const TileView& tile, const Int2Layout& layout, const CodedQueries& to);
 
-/// A page that will be read after those at hand, fetched meanwhile; no bytes: nothing.
-struct ComingPage {
-  const std::byte* at = nullptr;
-  size_t bytes = 0;
-};
 /// Some packed pages, one after the other, all 64 tokens for every row. How many come in one call changes no
 /// bit: one at a time would leave the core waiting at every step of the softmax.
 struct PackedPages {

@@ -120,16 +120,32 @@ inline HWY_ATTR Vec load_b(const uint16_t* p) {
   return load_bf16(p);
 }
 
+/// What a product fetches meanwhile: `lines` of 64 bytes at every step of its depth.
+struct Fetch {
+  const std::byte* at = nullptr;
+  size_t lines = 0;
+
+  HWY_INLINE void step(int k) const {
+    for (size_t i = 0; i < lines; i++) __builtin_prefetch(at + (static_cast<size_t>(k) * lines + i) * 64);
+    asm volatile("");  // else GCC 12 may take this function for pure and drop its calls
+  }
+};
+struct NoFetch {
+  HWY_INLINE void step(int) const {}
+};
+
 /// C[R, V·lanes] = (0 or C) + A[R, depth]·B[depth, V·lanes].
-template <int R, int V, class B>
+template <int R, int V, class B, class F = NoFetch>
 HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth, const B* HWY_RESTRICT b,
-                             size_t ldb, float* HWY_RESTRICT c, size_t ldc, Start start) {
+                             size_t ldb, float* HWY_RESTRICT c, size_t ldc, Start start,
+                             const F& fetch = F()) {
   const Floats f;
   Vec sum[R][V];
   for (int r = 0; r < R; r++)
     for (int v = 0; v < V; v++)
       sum[r][v] = start == Start::Zero ? hn::Zero(f) : hn::LoadU(f, c + r * ldc + v * kLanes);
   for (int k = 0; k < depth; k++, b += ldb) {
+    fetch.step(k);
     Vec row[V];
     for (int v = 0; v < V; v++) row[v] = load_b(b + v * kLanes);
     for (int r = 0; r < R; r++) {
@@ -142,11 +158,15 @@ HWY_ATTR void multiply_block(const float* HWY_RESTRICT a, size_t lda, int depth,
 }
 
 /// The same for any number of columns that is a multiple of 16.
-template <int R, class B>
+template <int R, class B, class F>
 HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const B* b, size_t ldb, float* c,
-                            size_t ldc, int columns, Start start) {
+                            size_t ldc, int columns, Start start, const F& fetch) {
   const int vectors = columns / static_cast<int>(kLanes);
   int v = 0;
+  if (kVectors <= vectors) {
+    multiply_block<R, kVectors>(a, lda, depth, b, ldb, c, ldc, start, fetch);
+    v = kVectors;
+  }
   for (; v + kVectors <= vectors; v += kVectors)
     multiply_block<R, kVectors>(a, lda, depth, b + v * kLanes, ldb, c + v * kLanes, ldc, start);
   if constexpr (kVectors == 4) {
@@ -159,22 +179,22 @@ HWY_ATTR void multiply_rows(const float* a, size_t lda, int depth, const B* b, s
 }
 
 /// rows in 1..kRows.
-template <class B>
+template <class B, class F = NoFetch>
 inline HWY_ATTR void multiply(int rows, const float* a, size_t lda, int depth, const B* b, size_t ldb,
-                              float* c, size_t ldc, int columns, Start start) {
+                              float* c, size_t ldc, int columns, Start start, const F& fetch = F()) {
   switch (rows) {
     case 1:
-      return multiply_rows<1>(a, lda, depth, b, ldb, c, ldc, columns, start);
+      return multiply_rows<1>(a, lda, depth, b, ldb, c, ldc, columns, start, fetch);
     case 2:
-      return multiply_rows<2>(a, lda, depth, b, ldb, c, ldc, columns, start);
+      return multiply_rows<2>(a, lda, depth, b, ldb, c, ldc, columns, start, fetch);
     case 3:
-      return multiply_rows<3>(a, lda, depth, b, ldb, c, ldc, columns, start);
+      return multiply_rows<3>(a, lda, depth, b, ldb, c, ldc, columns, start, fetch);
     case 4:
-      return multiply_rows<4>(a, lda, depth, b, ldb, c, ldc, columns, start);
+      return multiply_rows<4>(a, lda, depth, b, ldb, c, ldc, columns, start, fetch);
     case 5:
-      return multiply_rows<5>(a, lda, depth, b, ldb, c, ldc, columns, start);
+      return multiply_rows<5>(a, lda, depth, b, ldb, c, ldc, columns, start, fetch);
     default:
-      return multiply_rows<6>(a, lda, depth, b, ldb, c, ldc, columns, start);
+      return multiply_rows<6>(a, lda, depth, b, ldb, c, ldc, columns, start, fetch);
   }
 }
 

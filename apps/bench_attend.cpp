@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, linears and demotion by themselves: inputs of the op tests at the model's shape, checked against
-// the reference backend first. A layer's pages would fit into a cache, which no layer of a decode step finds
-// there: so attention walks over as many copies of the pages as the model has layers.
+// Decode attention by itself: one random sequence, checked against the reference backend first. A layer's
+// pages would fit into a cache, which no layer of a decode step finds there: so attention walks over as many
+// copies of the pages as the model has layers.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,7 +60,7 @@ class AttendBench {
     fill();
   }
 
-  BenchRow run(int repeats, const std::string& name) {
+  BenchRow run(int repeats, const std::string& name, const BenchLimits& limits) {
     const size_t width = static_cast<size_t>(shape_.n_heads) * shape_.head_dim;
     cases::Random random(3);
     const auto q = cases::on_device(backend_, random.normals(width, 0.2f, 1.0f));
@@ -86,8 +86,10 @@ class AttendBench {
     });
     row.bytes =
         static_cast<double>(n_full_ * layout_.full_page_bytes() + n_packed_ * layout_.packed_page_bytes());
-    row.operations =
-        4.0 * width * static_cast<double>(n_tokens_) * shape_.n_layers * (n_packed_ > n_full_ ? 2 : 1);
+    // From codes of 2 bits every product is two byte products; pages of other forms are multiplied in f32.
+    const bool coded = layout_.packs() && layout_.layer(0).int2_heads();
+    row.operations = 4.0 * width * static_cast<double>(n_tokens_) * shape_.n_layers * (coded ? 2 : 1);
+    row.limit = coded ? limits.int8 : limits.f32;
     row.error = error;
     row.check = "against f64";
     return row;
@@ -150,49 +152,14 @@ class AttendBench {
 
 void bench_attend(const BenchOptions& o, BenchReport& report) {
   const auto backend = open_device(o.model.device_options());
-  const KvShape shape = read_config(*open_model_file(o.model.model)).kv_shape();
-  for (const int64_t depth : o.depths) {
-    if (depth == 0) continue;
-    for (const CacheSpec& spec : o.specs())
-      report.add(AttendBench(*backend, shape, spec, depth)
-                     .run(o.repeats * 3,
-                          fmt::format("{} {} layers at {}", spec.method_text(), shape.n_layers, depth)));
-  }
-}
-
-namespace {
-
-/// Every case of an operation: checked against the oracle, then timed.
-void bench_cases(const BenchOptions& o, const char* op, const char* check, BenchReport& report) {
-  const auto backend = open_device(o.model.device_options());
-  Oracle oracle;
-  for (const OpCase& c : op_cases(op)) {
-    double worst = 0;
-    const std::string failure = check_case(c, *backend, oracle, &worst);
-    if (!failure.empty()) throw_error(ErrorCode::Bug, "{}", failure);
-    OpRun run = c.prepare(*backend);
-    report.add({.part = op,
-                .name = c.name,
-                .times = time_of(o.repeats,
-                                 [&] {
-                                   run.run();
-                                   backend->sync();
-                                 }),
-                .bytes = c.bytes,
-                .operations = c.flops,
-                .error = worst,
-                .check = check});
-  }
-}
-
-}  // namespace
-
-void bench_linear(const BenchOptions& o, BenchReport& report) {
-  bench_cases(o, "linear", "of the bound", report);
-}
-
-void bench_demote(const BenchOptions& o, BenchReport& report) {
-  bench_cases(o, "demote", "same bytes", report);
+  for (const BenchShape& shape : bench_shapes(o))
+    for (const int64_t depth : shape.depths) {
+      if (depth == 0) continue;
+      for (const CacheSpec& spec : o.specs("bf16,int4,oscar2"))
+        report.add(AttendBench(*backend, shape.kv, spec, depth)
+                       .run(o.repeats * 3, fmt::format("{}: {} at {}", shape.name, spec.method_text(), depth),
+                            report.limits));
+    }
 }
 
 }  // namespace kv2::app

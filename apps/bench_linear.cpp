@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linears by themselves, at the model's shapes, with weights of 4 bits as a GGUF file of Q4_1 codes them. As
+// many copies of a matrix take turns as a model has layers, so that weights come from where they come from in
+// a decode step. Rows are checked against double precision first.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/bench.h"
+#include "base/check.h"
+#include "base/float16.h"
+#include "ops/cases/inputs.h"
+
+namespace kv2::app {
+namespace {
+
+constexpr int kBlock = 32;
+
+/// Random codes, scales and offsets of one matrix.
+class RandomWeights {
+ public:
+  RandomWeights(int n_in, int n_out) : n_in_(n_in), n_out_(n_out) {
+    cases::Random random(n_in + n_out);
+    const size_t parts = static_cast<size_t>(n_out) * n_in / kBlock;
+    codes_.resize(parts * kBlock);
+    for (uint8_t& c : codes_) c = static_cast<uint8_t>(random.next() & 15);
+    scale_ = random.normals(parts, 0.01f, 0.002f);
+    offset_ = random.normals(parts, -0.07f, 0.01f);
+    for (auto* params : {&scale_, &offset_})
+      for (float& x : *params) x = to_float(to_fp16(x));
+  }
+  float at(size_t i) const {
+    return scale_[i / kBlock] * static_cast<float>(codes_[i]) + offset_[i / kBlock];
+  }
+  LinearSource source() const {
+    LinearSource s{.n_in = n_in_, .n_out = n_out_};
+    s.fill = [this](int row, int n, float* out) {
+      const size_t first = static_cast<size_t>(row) * n_in_;
+      for (size_t i = 0; i < static_cast<size_t>(n) * n_in_; i++) out[i] = at(first + i);
+    };
+    s.coded = {.bits = 4, .block = kBlock, .has_offset = true, .params_in_fp16 = true};
+    s.coded.fill = [this](int row, int n, uint8_t* codes, float* scale, float* offset) {
+      const size_t first = static_cast<size_t>(row) * n_in_, count = static_cast<size_t>(n) * n_in_;
+      std::copy_n(codes_.data() + first, count, codes);
+      std::copy_n(scale_.data() + first / kBlock, count / kBlock, scale);
+      std::copy_n(offset_.data() + first / kBlock, count / kBlock, offset);
+    };
+    return s;
+  }
+
+ private:
+  int n_in_, n_out_;
+  std::vector<uint8_t> codes_;
+  std::vector<float> scale_, offset_;
+};
+
+/// Largest error of a row, of some of its outputs, relative to their norm in double precision.
+double error_of(const RandomWeights& w, const std::vector<float>& in, const std::vector<float>& out,
+                int n_rows, int n_in, int n_out) {
+  double worst = 0;
+  for (int r = 0; r < n_rows; r++) {
+    double error = 0, norm = 0;
+    for (int o = 0; o < n_out; o += std::max(1, n_out / 64)) {
+      double want = 0;
+      for (int i = 0; i < n_in; i++)
+        want += static_cast<double>(w.at(static_cast<size_t>(o) * n_in + i)) *
+                in[static_cast<size_t>(r) * n_in + i];
+      const double difference = out[static_cast<size_t>(r) * n_out + o] - want;
+      error += difference * difference;
+      norm += want * want;
+    }
+    worst = std::max(worst, std::sqrt(error / norm));
+  }
+  return worst;
+}
+
+void measure(Backend& backend, const BenchOptions& o, const std::string& name, int n_in, int n_out,
+             int copies, BenchReport& report) {
+  const RandomWeights weights(n_in, n_out);
+  std::vector<std::unique_ptr<Linear>> linears;
+  for (int i = 0; i < copies; i++) linears.push_back(backend.make_linear(weights.source()));
+  for (const int n_rows : {1, 8, 32, 512}) {
+    if (n_rows * static_cast<int64_t>(n_out) > int64_t{1} << 24) continue;  // nobody asks for such logits
+    cases::Random random(n_rows);
+    const std::vector<float> host = random.normals(static_cast<size_t>(n_rows) * n_in, 0.2f, 1.0f);
+    const auto in = cases::on_device(backend, host);
+    const cases::DeviceArray<float> out(backend, static_cast<size_t>(n_rows) * n_out);
+    const int turns = n_rows > 32 ? std::min(copies, 2) : copies;
+    const auto run = [&] {
+      for (int i = 0; i < turns; i++) backend.linear(*linears[i], {in.data(), out.data(), n_rows});
+      backend.sync();
+    };
+    run();
+    BenchRow row{
+        .part = "linear",
+        .name = fmt::format("{}: {} to {}, {} row{}{}", name, n_in, n_out, n_rows, n_rows == 1 ? "" : "s",
+                            turns > 1 ? fmt::format(", {} times", turns) : "")};
+    row.error = error_of(weights, host, out.download(), n_rows, n_in, n_out);
+    row.check = "against f64";
+    row.times = time_of(o.repeats, run);
+    row.bytes = static_cast<double>(linears.front()->bytes()) * turns;
+    // Exact weights of 4 bits: two byte products for each.
+    row.operations = 2.0 * n_rows * n_in * n_out * turns * (backend.multiplies_codes() ? 2 : 1);
+    report.add(row);
+  }
+}
+
+}  // namespace
+
+void bench_linear(const BenchOptions& o, BenchReport& report) {
+  const auto backend = open_device(o.model.device_options());
+  const BenchShape s = bench_shapes(o).front();
+  const int d = s.kv.head_dim, q = s.kv.n_heads * d, kv = s.kv.n_kv_heads * d, layers = s.kv.n_layers;
+  measure(*backend, o, "q, k, v", s.hidden, q + 2 * kv, layers, report);
+  measure(*backend, o, "gate, up", s.hidden, 2 * s.intermediate, layers, report);
+  measure(*backend, o, "down", s.intermediate, s.hidden, layers, report);
+  measure(*backend, o, "logits", s.hidden, s.vocab, 1, report);
+}
+
+}  // namespace kv2::app
