@@ -5,8 +5,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/demote_fragments.h"
 #include "cuda/fragment.h"
 #include "cuda/kernels.h"
+#include "cuda/round_coder.cuh"
 
 namespace kv2::cuda {
 namespace {
@@ -37,16 +39,6 @@ __global__ void append_kernel(const float* k, const float* v, Pool full, const A
 // ---- demote: a block codes K or V of one head page
 constexpr int kThreads = 256;
 
-/// NaN counts as +0, infinities as the largest finite bf16.
-__device__ uint16_t finite_bits(uint16_t x) {
-  const uint16_t magnitude = x & 0x7fff;
-  if (magnitude > 0x7f80) return 0;
-  return static_cast<uint16_t>((x & 0x8000) | (magnitude > 0x7f7f ? 0x7f7f : magnitude));
-}
-__device__ float widen(uint16_t bits) {
-  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
-}
-
 /// Element `index` of |x| ascending: magnitudes of bf16 order as integers, so 15 halvings of their range find
 /// it.
 __device__ uint16_t order_statistic(const uint16_t* row, int d, int index, int lane) {
@@ -61,11 +53,6 @@ __device__ uint16_t order_statistic(const uint16_t* row, int d, int index, int l
   return static_cast<uint16_t>(low);
 }
 
-struct Scaled {
-  float scale, offset, inverse;  // inverse: of scale, rounded
-  bool constant;
-};
-
 /// Step 5. A division is only done where the product with the inverse comes near a code's boundary: elsewhere
 /// both lie on the same side of it.
 __device__ int code_of(float x, const Scaled& s) {
@@ -75,16 +62,6 @@ __device__ int code_of(float x, const Scaled& s) {
   return s.constant ? 0 : static_cast<int>(fminf(fmaxf(floorf(level), 0.0f), 3.0f));
 }
 
-/// Steps 3 and 4: scale and offset, rounded; leaves them in `pair` as fp16.
-__device__ Scaled scale_of(float mn, float mx, __half2* pair) {
-  mn = __fadd_rn(mn, 0.0f);
-  const float third = __fdiv_rn(__fsub_rn(mx, mn), 3.0f);
-  const __half scale = __float2half_rn(fminf(fmaxf(third, 0x1p-24f), 65504.0f));
-  const __half offset = __float2half_rn(fminf(fmaxf(mn, -65504.0f), 65504.0f));
-  *pair = __halves2half2(scale, offset);
-  const float s = __half2float(scale);
-  return {s, __half2float(offset), __frcp_rn(s), mn == mx};
-}
 __device__ Scaled scale_group(const uint16_t* x, int group, __half2* pair) {
   float mn = widen(x[0]), mx = mn;
   for (int i = 1; i < group; i++) {
@@ -271,14 +248,15 @@ void launch_append(const float* k, const float* v, Pool full, const AppendRow* r
 
 void launch_demote(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads, int head_dim,
                    int group, int clip_k, int clip_v, int sides, cudaStream_t stream) {
+  if (demotes_fragments(head_dim, group))
+    return launch_demote_fragments(full, packed, pages, n_pages, n_kv_heads, head_dim, clip_k, clip_v, sides,
+                                   stream);
   const size_t shared = (kPage * (head_dim + 2) * 2 + 15) / 16 * 16 +
                         static_cast<size_t>(kPage) * (head_dim / group) * sizeof(Scaled);
   auto* kernel = head_dim != group ? demote_kernel<0>
-                 : head_dim == 64  ? demote_kernel<64>
                  : head_dim == 80  ? demote_kernel<80>
                  : head_dim == 96  ? demote_kernel<96>
                  : head_dim == 112 ? demote_kernel<112>
-                 : head_dim == 128 ? demote_kernel<128>
                                    : demote_kernel<0>;
   if (shared > 48 * 1024)
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));

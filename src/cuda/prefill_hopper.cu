@@ -43,7 +43,7 @@ struct Stage {
 static_assert(offsetof(Stage, values) % 1024 == 0 && 2 * S::kFullTile <= 64 * kD);
 
 struct HopperShared {
-  static constexpr int kStages = 3, kStageBytes = (sizeof(Stage) + 1023) / 1024 * 1024;
+  static constexpr int kStages = 4, kStageBytes = (sizeof(Stage) + 1023) / 1024 * 1024;
   struct Part {
     float4 o[kD / 8][32];
     float2 ml[16];
@@ -67,10 +67,25 @@ struct PageWords {
   __half2 k[2], v[2];
 };
 
+/// Issued here and not where the values are used: the compiler must not move it behind a wait.
+__device__ __forceinline__ uint4 load_ahead(const void* from) {
+  uint4 x;
+  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3},[%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from));
+  return x;
+}
+__device__ __forceinline__ __half2 load_ahead_pair(const void* from) {
+  uint32_t x;
+  asm volatile("ld.global.nc.u32 %0,[%1];\n" : "=r"(x) : "l"(from));
+  return *reinterpret_cast<__half2*>(&x);
+}
+
 struct Producer {
   const AttendArgs& args;
   HopperShared& shared;
   const int kv_head, thread, w, lane, g, t;
+  int places[4];  // in Stage of this lane's pieces: of even and odd rows of keys, or of four pieces of values
   uint32_t at = 0;
 
   __device__ Producer(const AttendArgs& a, HopperShared& s, int head)
@@ -81,51 +96,55 @@ struct Producer {
         w(thread / 32),
         lane(thread % 32),
         g(lane >> 2),
-        t(lane & 3) {}
+        t(lane & 3) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (w < 2) {  // row 8·(4·(g % 2) + F) + 2·(g / 2) + r
+        const int row = 32 * (g & 1) + 2 * (g >> 1) + (i & 1);
+        places[i] = row * 128 + ((2 * t + step_pair()) ^ (row & 7)) * 16;
+      } else {  // channel 64·a + 16·F + 8·r + g
+        places[i] = offsetof(Stage, values) + (64 * step_pair() + g) * 64 + (i ^ (g >> 1)) * 16 + 4 * t;
+      }
+    }
+  }
 
-  __device__ void sync() const { asm volatile("bar.sync 1, %0;\n" ::"n"(kProducers) : "memory"); }
+  __device__ void sync() const {
+    asm volatile("bar.sync 1, %0;\n" ::"n"(kProducers) : "memory");
+  }
   /// Warps 0 and 1 have keys, a step pair each, in turns so that no two lanes meet in a bank; 2 and 3 values.
-  __device__ int step_pair() const { return w < 2 ? w ^ (g & 1) : w - 2; }
+  __device__ int step_pair() const {
+    return w < 2 ? w ^ (g & 1) : w - 2;
+  }
 
-  __device__ PageWords load(Piece piece) const {
-    PageWords words{};
-    if ((piece.word & 15) != 8) return words;
+  __device__ __forceinline__ void load(Piece piece, PageWords& words) const {
+    if ((piece.word & 15) != 8) return;
     const std::byte* page = args.packed.head(static_cast<int32_t>(piece.word >> 4), kv_head);
-    const auto* codes = reinterpret_cast<const uint4*>(page + (w < 2 ? 0 : S::kVCodes));
-    words.first = __ldg(codes + 2 * step_pair() * 32 + lane);
-    words.second = __ldg(codes + (2 * step_pair() + 1) * 32 + lane);
+    const std::byte* codes = page + (w < 2 ? 0 : S::kVCodes) + step_pair() * 1024 + lane * 16;
+    words.first = load_ahead(codes);
+    words.second = load_ahead(codes + 512);
     if (w == 0) {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        words.k[i] = reinterpret_cast<const __half2*>(page + S::kKParams)[lane + 32 * i];
-        words.v[i] = reinterpret_cast<const __half2*>(page + S::kVParams)[lane + 32 * i];
+        words.k[i] = load_ahead_pair(page + S::kKParams + (lane + 32 * i) * 4);
+        words.v[i] = load_ahead_pair(page + S::kVParams + (lane + 32 * i) * 4);
       }
     }
-    return words;
   }
 
   template <int F>
-  __device__ void put_keys(unsigned char* to, const PageWords& x) const {
-    const int j = step_pair();
-#pragma unroll
-    for (int r = 0; r < 2; r++) {  // token 8g + 2F + r
-      const int row = 8 * (4 * (g & 1) + F) + 2 * (g >> 1) + r;
-      *reinterpret_cast<uint4*>(to + row * 128 + ((2 * t + j) ^ (row & 7)) * 16) =
-          r == 0
-              ? uint4{field<F>(x.first.x), field<F>(x.first.z), field<F>(x.second.x), field<F>(x.second.z)}
-              : uint4{field<F>(x.first.y), field<F>(x.first.w), field<F>(x.second.y), field<F>(x.second.w)};
-    }
+  __device__ __forceinline__ void put_keys(unsigned char* stage, const PageWords& x) const {
+    *reinterpret_cast<uint4*>(stage + places[0] + F * 1024) =
+        uint4{field<F>(x.first.x), field<F>(x.first.z), field<F>(x.second.x), field<F>(x.second.z)};
+    *reinterpret_cast<uint4*>(stage + places[1] + F * 1024) =
+        uint4{field<F>(x.first.y), field<F>(x.first.w), field<F>(x.second.y), field<F>(x.second.w)};
   }
   template <int F>
-  __device__ void put_values(unsigned char* to, const uint32_t (&pieces)[2][4]) const {
+  __device__ __forceinline__ void put_values(unsigned char* stage, const uint32_t (&pieces)[2][4]) const {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const int channel = 64 * (w - 2) + 16 * F + 8 * r + g;
+    for (int r = 0; r < 2; r++)
 #pragma unroll
       for (int c = 0; c < 4; c++)
-        *reinterpret_cast<uint32_t*>(to + channel * 64 + (c ^ ((channel >> 1) & 3)) * 16 + 4 * t) =
-            field<F>(pieces[r][c]);
-    }
+        *reinterpret_cast<uint32_t*>(stage + places[c] + F * 1024 + r * 512) = field<F>(pieces[r][c]);
   }
   __device__ void put_params(Stage& stage, const PageWords& x) const {
     const __half2 largest = __hmax2(x.v[0], x.v[1]);
@@ -140,13 +159,14 @@ struct Producer {
     }
     if (lane == 0) stage.v_units = units.down;
   }
-  __device__ void put(Stage& stage, const PageWords& x) const {
+  __device__ __forceinline__ void put(Stage& stage, const PageWords& x) const {
+    auto* bytes = reinterpret_cast<unsigned char*>(&stage);
     if (w == 0) put_params(stage, x);
     if (w < 2) {
-      put_keys<0>(stage.keys, x);
-      put_keys<1>(stage.keys, x);
-      put_keys<2>(stage.keys, x);
-      put_keys<3>(stage.keys, x);
+      put_keys<0>(bytes, x);
+      put_keys<1>(bytes, x);
+      put_keys<2>(bytes, x);
+      put_keys<3>(bytes, x);
     } else {
       // tokens 16t + 8·(byte / 2) + 2j + byte % 2 are in word j: two words make two pieces of four tokens
       const uint32_t words[2][4] = {{x.first.x, x.first.z, x.second.x, x.second.z},
@@ -157,10 +177,10 @@ struct Producer {
 #pragma unroll
         for (int c = 0; c < 4; c++)
           pieces[r][c] = __byte_perm(words[r][c % 2 * 2], words[r][c % 2 * 2 + 1], c < 2 ? 0x5410 : 0x7632);
-      put_values<0>(stage.values, pieces);
-      put_values<1>(stage.values, pieces);
-      put_values<2>(stage.values, pieces);
-      put_values<3>(stage.values, pieces);
+      put_values<0>(bytes, pieces);
+      put_values<1>(bytes, pieces);
+      put_values<2>(bytes, pieces);
+      put_values<3>(bytes, pieces);
     }
   }
 
@@ -183,14 +203,12 @@ struct Producer {
       list_pieces(tile, index, shared.pieces, shared.n_pieces, thread, kProducers);
       sync();
       const int n = shared.n_pieces;
-      PageWords next = load(shared.pieces[0]);
+      PageWords words{};
+      load(shared.pieces[0], words);
 #pragma unroll 1
       for (int i = 0; i < n; at++) {
         const Piece piece = shared.pieces[i];
         const bool packed = (piece.word & 15) == 8;
-        i += packed ? 1 : 2;
-        const PageWords words = next;
-        if (i < n) next = load(shared.pieces[i]);
         const uint32_t stage = at % HopperShared::kStages, turn = at / HopperShared::kStages;
         if (turn > 0) wait_barrier(&shared.empty[stage], (turn - 1) & 1);
         if (packed) {
@@ -200,6 +218,8 @@ struct Producer {
         } else {
           copy_full(shared.stage(stage), piece, &shared.full[stage]);
         }
+        i += packed ? 1 : 2;
+        if (i < n) load(shared.pieces[i], words);
       }
     }
   }
@@ -350,14 +370,14 @@ struct Consumer {
     const Stage& stage = wait();
     int c[2][32];
     {
-      const uint64_t b = b_descriptor(shared_address(stage.keys), Swizzle::Row128);
+      const uint64_t b = rows_descriptor(shared_address(stage.keys), Swizzle::Row128);
       wgmma_begin();
 #pragma unroll
       for (int step = 0; step < 4; step++) wgmma_signed(c[0], upper[step], b + 2 * step, step > 0);
 #pragma unroll
       for (int step = 0; step < 4; step++) wgmma_signed(c[1], lower[step], b + 2 * step, step > 0);
       wgmma_end();
-      wgmma_wait();
+      wgmma_wait<0>();
     }
     const TokenParams* params = stage.params + 17 * t;
     float s[2][16], largest[2], worth[2];
@@ -408,23 +428,33 @@ struct Consumer {
     }
     const float v_units = stage.v_units;
     const float units[2] = {worth[0] * v_units, worth[1] * v_units};
+    int d[2][2][16];  // of two quarters of the channels, in turns
+    multiply_values(stage, 0, p_upper, p_lower, d[0]);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const uint64_t b = b_descriptor(shared_address(stage.values + half * 64 * 64), Swizzle::Row64);
-      wgmma_begin();
+    for (int part = 0; part < 4; part++) {
+      if (part < 3) {
+        multiply_values(stage, part + 1, p_upper, p_lower, d[(part + 1) % 2]);
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+        done();
+      }
 #pragma unroll
-      for (int h = 0; h < 2; h++) wgmma_unsigned(c[0], p_upper[h], b + 2 * h, h > 0);
-#pragma unroll
-      for (int h = 0; h < 2; h++) wgmma_unsigned(c[1], p_lower[h], b + 2 * h, h > 0);
-      wgmma_end();
-      wgmma_wait();
-      if (half == 1) done();
-#pragma unroll
-      for (int i = 0; i < 32; i++) {
-        float& o = sums.o[32 * half + i];
-        o = fmaf(static_cast<float>(c[0][i] * 256 + c[1][i]), units[i / 2 % 2], o);
+      for (int i = 0; i < 16; i++) {
+        float& o = sums.o[16 * part + i];
+        o = fmaf(static_cast<float>(d[part % 2][0][i] * 256 + d[part % 2][1][i]), units[i / 2 % 2], o);
       }
     }
+  }
+  __device__ __forceinline__ void multiply_values(const Stage& stage, int part, const uint32_t (&upper)[2][4],
+                                                  const uint32_t (&lower)[2][4], int (&d)[2][16]) const {
+    const uint64_t b = rows_descriptor(shared_address(stage.values), Swizzle::Row64) + part * (32 * 64 / 16);
+    wgmma_begin();
+#pragma unroll
+    for (int h = 0; h < 2; h++) wgmma_unsigned(d[0], upper[h], b + 2 * h, h > 0);
+#pragma unroll
+    for (int h = 0; h < 2; h++) wgmma_unsigned(d[1], lower[h], b + 2 * h, h > 0);
+    wgmma_end();
   }
 
   /// 16 tokens of a full page; see FullPages.
