@@ -66,22 +66,37 @@ struct Rows {
     }
   }
 
-  /// Largest magnitudes of the lane's words; NaN and infinities are replaced first where there are any.
-  __device__ __forceinline__ void largest_of_words(uint32_t (&largest)[2]) {
+  /// Smallest and largest value of the sets' tokens. NaN and infinities are replaced first where there are
+  /// any.
+  __device__ __forceinline__ void range(uint32_t (&mn)[2], uint32_t (&mx)[2]) {
     for (bool again = true;; again = false) {
-      largest[0] = largest[1] = 0;
+      bool finite = true;
 #pragma unroll
-      for (int set = 0; set < 2; set++)
+      for (int set = 0; set < 2; set++) {
+        Pair low = as_pair(x[set][0]), high = low;
 #pragma unroll
-        for (int i = 0; i < kWords; i++) largest[set] = __vmaxu2(largest[set], x[set][i] & 0x7fff7fffu);
-      const uint32_t all = __vmaxu2(largest[0], largest[1]);
-      if (!again || !__any_sync(~0u, max(all & 0xffff, all >> 16) > 0x7f7f)) return;
+        for (int i = 1; i < kWords; i++) {
+          low = __hmin2_nan(low, as_pair(x[set][i]));
+          high = __hmax2_nan(high, as_pair(x[set][i]));
+        }
+        mn[set] = as_bits(low), mx[set] = as_bits(high);
+        const uint32_t all = __vmaxu2(mn[set] & 0x7fff7fffu, mx[set] & 0x7fff7fffu);
+        finite = finite && max(all & 0xffff, all >> 16) <= 0x7f7f;
+      }
+      if (!again || __all_sync(~0u, finite)) break;
 #pragma unroll
       for (int set = 0; set < 2; set++)
 #pragma unroll
         for (int i = 0; i < kWords; i++)
           x[set][i] = finite_bits(static_cast<uint16_t>(x[set][i])) |
                       static_cast<uint32_t>(finite_bits(static_cast<uint16_t>(x[set][i] >> 16))) << 16;
+    }
+#pragma unroll
+    for (int set = 0; set < 2; set++) {
+      mn[set] = over_token(mn[set],
+                           [](uint32_t a, uint32_t b) { return as_bits(__hmin2(as_pair(a), as_pair(b))); });
+      mx[set] = over_token(mx[set],
+                           [](uint32_t a, uint32_t b) { return as_bits(__hmax2(as_pair(a), as_pair(b))); });
     }
   }
 
@@ -100,52 +115,40 @@ struct Rows {
     }
   }
 
-  /// x = clamp(x, ±t), t: element `index` of the token's magnitudes, ascending. They order as integers; t is
-  /// mostly within two octaves of the largest, and eight halvings find it, else fifteen.
-  __device__ __forceinline__ void clip(int clip_index, const uint32_t (&words_largest)[2]) {
+  /// Element `index` of each token's magnitudes, ascending; mn and mx are clamped to it. Magnitudes order as
+  /// integers. It is mostly within two octaves of the largest, and eight halvings find it; where they end at
+  /// the lower end of that, it may be below, and fifteen do.
+  __device__ __forceinline__ void clip(int clip_index, uint32_t (&mn)[2], uint32_t (&mx)[2],
+                                       uint32_t (&limit)[2]) const {
     const Pair index = __float2bfloat162_rn(static_cast<float>(clip_index));
-    uint32_t low[2], limit[2], mask[2];  // low: t is at least this
+    uint32_t first[2];  // the smallest that is looked for
+#pragma unroll
+    for (int set = 0; set < 2; set++)
+      first[set] = __vsubus2(__vmaxu2(mn[set] & 0x7fff7fffu, mx[set] & 0x7fff7fffu), both(255));
+    halve(first, 0x80, index, limit);
+    if (__any_sync(~0u,
+                   (__vcmpeq2(limit[0], first[0]) & first[0]) | (__vcmpeq2(limit[1], first[1]) & first[1]))) {
+      first[0] = first[1] = 0;
+      halve(first, 0x4000, index, limit);
+    }
 #pragma unroll
     for (int set = 0; set < 2; set++) {
-      const uint32_t largest =
-          over_token(words_largest[set], [](uint32_t a, uint32_t b) { return __vmaxu2(a, b); });
-      low[set] = __vsubus2(largest, both(255));
-      limit[set] = __vsubus2(low[set], both(1));
+      mn[set] = as_bits(__hmax2(as_pair(mn[set]), as_pair(limit[set] | 0x80008000u)));
+      mx[set] = as_bits(__hmin2(as_pair(mx[set]), as_pair(limit[set])));
     }
-    reach(limit, index, mask);
-    // where low is 0, nothing is below
-    const bool above = !((mask[0] & __vcmpgtu2(low[0], 0)) | (mask[1] & __vcmpgtu2(low[1], 0)));
-    uint32_t bit = 0x80;
-    if (!__all_sync(~0u, above)) low[0] = low[1] = 0, bit = 0x4000;
+  }
+  /// The smallest t in [first, first + 2·bit) with more than `index` magnitudes <= t.
+  __device__ __forceinline__ void halve(const uint32_t (&first)[2], uint32_t bit, Pair index,
+                                        uint32_t (&t_out)[2]) const {
+    uint32_t limit[2], mask[2];
+    t_out[0] = first[0], t_out[1] = first[1];
 #pragma unroll 1
     for (; bit; bit >>= 1) {
 #pragma unroll
-      for (int set = 0; set < 2; set++) limit[set] = low[set] + both(bit - 1);
+      for (int set = 0; set < 2; set++) limit[set] = t_out[set] + both(bit - 1);
       reach(limit, index, mask);
 #pragma unroll
-      for (int set = 0; set < 2; set++) low[set] += ~mask[set] & both(bit);
-    }
-#pragma unroll
-    for (int set = 0; set < 2; set++)
-#pragma unroll
-      for (int i = 0; i < kWords; i++)
-        x[set][i] = (x[set][i] & 0x80008000u) | __vminu2(x[set][i] & 0x7fff7fffu, low[set]);
-  }
-
-  /// Smallest and largest value of the sets' tokens.
-  __device__ __forceinline__ void range(uint32_t (&mn)[2], uint32_t (&mx)[2]) const {
-#pragma unroll
-    for (int set = 0; set < 2; set++) {
-      Pair low = as_pair(x[set][0]), high = low;
-#pragma unroll
-      for (int i = 1; i < kWords; i++) {
-        low = __hmin2(low, as_pair(x[set][i]));
-        high = __hmax2(high, as_pair(x[set][i]));
-      }
-      mn[set] = over_token(as_bits(low),
-                           [](uint32_t a, uint32_t b) { return as_bits(__hmin2(as_pair(a), as_pair(b))); });
-      mx[set] = over_token(as_bits(high),
-                           [](uint32_t a, uint32_t b) { return as_bits(__hmax2(as_pair(a), as_pair(b))); });
+      for (int set = 0; set < 2; set++) t_out[set] += ~mask[set] & both(bit);
     }
   }
 };
@@ -159,8 +162,8 @@ __device__ __forceinline__ uint32_t rank_of(float x) {
   return bits & 0x8000 ? ~bits & 0xffff : bits | 0x8000;
 }
 
-/// The smallest bf16 whose code is at least `code`; infinity where there is none.
-__device__ __forceinline__ uint32_t bound_of(const Scaled& s, int code) {
+/// The smallest bf16 that has at least this code once it is clamped to ±limit; infinity where there is none.
+__device__ __forceinline__ uint32_t bound_of(const Scaled& s, int code, float limit) {
   const auto reached = [&](uint32_t rank) {
     const float distance = __fsub_rn(widen(bits_of_rank(rank)), s.offset);
     return __fadd_rn(__fdiv_rn(distance, s.scale), 0.5f) >= static_cast<float>(code);
@@ -184,15 +187,17 @@ __device__ __forceinline__ uint32_t bound_of(const Scaled& s, int code) {
     else
       low = middle + 1;
   }
-  return s.constant || low == 0xff80 ? 0x7f80 : bits_of_rank(low);
+  const uint32_t bound = bits_of_rank(low);
+  if (s.constant || low == 0xff80 || widen(bound) > limit) return 0x7f80;
+  return widen(bound) <= -limit ? 0xff80 : bound;
 }
 
-/// Codes of a word's two values.
+/// Codes of a word's two values in the lower bytes of its halves: 128 + code as bf16 ends in the code.
 __device__ __forceinline__ uint32_t codes_of(uint32_t word, const uint32_t (&bounds)[3]) {
-  const uint32_t one = __hge2_mask(as_pair(word), as_pair(bounds[0])),
-                 two = __hge2_mask(as_pair(word), as_pair(bounds[1])),
-                 three = __hge2_mask(as_pair(word), as_pair(bounds[2]));
-  return (((one & ~two) | three) & 0x00010001u) | (two & 0x00020002u);
+  Pair n = as_pair(both(0x4300));
+#pragma unroll
+  for (int i = 0; i < 3; i++) n = __hadd2(n, __hge2(as_pair(word), as_pair(bounds[i])));
+  return as_bits(n);
 }
 /// The four codes of two words as bytes.
 __device__ __forceinline__ uint32_t as_bytes(uint32_t x, uint32_t y) {
@@ -214,10 +219,9 @@ __device__ __forceinline__ void code_keys(const uint4* fragments, uint4* codes, 
   R rows;
   const int w = threadIdx.x / 32, g = rows.g, t = rows.t;
   rows.load(fragments + w * R::kTiles * 32);
-  uint32_t largest[2], mn[2], mx[2];
-  rows.largest_of_words(largest);
-  if (clip >= 0) rows.clip(clip, largest);
+  uint32_t mn[2], mx[2], limit[2] = {both(0x7f80), both(0x7f80)};
   rows.range(mn, mx);
+  if (clip >= 0) rows.clip(clip, mn, mx, limit);
 #pragma unroll
   for (int set = 0; set < 2; set++) {
     const int token = 16 * w + 8 * set + g;
@@ -225,7 +229,7 @@ __device__ __forceinline__ void code_keys(const uint4* fragments, uint4* codes, 
     const Scaled s =
         scale_of(widen(static_cast<uint16_t>(mn[set])), widen(static_cast<uint16_t>(mx[set])), &pair);
     if (t == 0) params[token] = pair;
-    const uint32_t own = bound_of(s, max(t, 1));
+    const uint32_t own = bound_of(s, max(t, 1), widen(static_cast<uint16_t>(limit[set])));
     const uint32_t bounds[3] = {both(__shfl_sync(~0u, own, 1, 4)), both(__shfl_sync(~0u, own, 2, 4)),
                                 both(__shfl_sync(~0u, own, 3, 4))};
 #pragma unroll
@@ -259,10 +263,9 @@ __device__ __forceinline__ void code_values(const uint4* fragments, uint4* codes
   R rows;
   const int w = threadIdx.x / 32, g = rows.g, t = rows.t;
   rows.load(fragments + w * R::kTiles * 32);
-  uint32_t largest[2], mn[2], mx[2];
-  rows.largest_of_words(largest);
-  if (clip >= 0) rows.clip(clip, largest);
+  uint32_t mn[2], mx[2], limit[2] = {both(0x7f80), both(0x7f80)};
   rows.range(mn, mx);
+  if (clip >= 0) rows.clip(clip, mn, mx, limit);
   // eight lanes share four tokens: lane g finds bounds of token g % 4, half `g` of set `g / 2`
   const auto own_of = [&](const uint32_t(&v)[2]) {
     const uint32_t word = g & 2 ? v[1] : v[0];
@@ -271,7 +274,7 @@ __device__ __forceinline__ void code_values(const uint4* fragments, uint4* codes
   __half2 pair;
   const Scaled s = scale_of(own_of(mn), own_of(mx), &pair);
   if (g < 4) params[16 * w + 2 * t + (g & 1) + 4 * (g & 2)] = pair;
-  const uint32_t first = bound_of(s, g / 4 + 1), third = bound_of(s, 3);
+  const uint32_t first = bound_of(s, g / 4 + 1, own_of(limit)), third = bound_of(s, 3, own_of(limit));
   uint32_t bounds[2][3];
 #pragma unroll
   for (int set = 0; set < 2; set++)

@@ -43,7 +43,7 @@ struct Stage {
 static_assert(offsetof(Stage, values) % 1024 == 0 && 2 * S::kFullTile <= 64 * kD);
 
 struct HopperShared {
-  static constexpr int kStages = 4, kStageBytes = (sizeof(Stage) + 1023) / 1024 * 1024;
+  static constexpr int kStages = 5, kStageBytes = (sizeof(Stage) + 1023) / 1024 * 1024;
   struct Part {
     float4 o[kD / 8][32];
     float2 ml[16];
