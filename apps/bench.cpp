@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory.h"
 
 namespace kv2::app {
 namespace {
@@ -148,6 +149,21 @@ void BenchReport::add(const BenchRow& r) {
   }
   std::fflush(stdout);
   any_ = true;
+}
+
+void BenchReport::add_memory(const MemoryRow& r) {
+  if (json_)
+    fmt::print("{}\n", nlohmann::ordered_json{{"part", "memory"},
+                                              {"name", r.name},
+                                              {"resident", r.resident},
+                                              {"weights", r.weights},
+                                              {"kv", r.kv}}
+                           .dump());
+  else
+    fmt::print("{:<8} {:<44} {} resident = {} of weights + {} of KV as planned + {}\n", "memory", r.name,
+               format_bytes(r.resident), format_bytes(r.weights), format_bytes(r.kv),
+               format_bytes(r.resident - r.weights - r.kv));
+  std::fflush(stdout);
 }
 
 void add_bench(CLI::App& program) {

@@ -69,11 +69,18 @@ struct BenchLimits {
   double read_for(double working_set) const;         // the level that holds it
 };
 
+/// What is in memory after a sequence was decoded at some depth, in bytes.
+struct MemoryRow {
+  std::string name;
+  size_t resident, weights, kv;  // of the process; as loaded; as planned for one sequence
+};
+
 /// Prints rows as they come: a table line or a JSON object.
 class BenchReport {
  public:
   explicit BenchReport(bool json) : json_(json) {}
   void add(const BenchRow& row);
+  void add_memory(const MemoryRow& row);
   BenchLimits limits;
 
  private:

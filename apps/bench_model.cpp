@@ -4,10 +4,12 @@
 // through one prefill and through single steps, and the divergence of their logits is printed (0: the same
 // bits).
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 
 #include "apps/bench.h"
 #include "apps/timed_backend.h"
@@ -19,21 +21,31 @@
 namespace kv2::app {
 namespace {
 
+/// Of this process now.
+size_t resident_memory() {
+  std::ifstream file("/proc/self/statm");
+  size_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
 std::vector<int64_t> depths_of(const BenchOptions& o) {
-  return bench_shapes(o).front().depths;
+  std::vector<int64_t> depths = bench_shapes(o).front().depths;
+  std::sort(depths.begin(), depths.end());
+  return depths;
 }
 
 class ModelBench {
  public:
   ModelBench(const BenchOptions& o, Model& model, const CacheSpec& spec, const Calibration* calibration)
-      : o_(o), model_(model), spec_(spec) {
-    const int64_t deepest = *std::max_element(depths_of(o).begin(), depths_of(o).end());
+      : o_(o), depths_(depths_of(o)), model_(model), spec_(spec) {
+    const int64_t deepest = depths_.back();
     const int n_sequences =
         2 +
         (o.wants("batch") || o.wants("profile") ? *std::max_element(o.batches.begin(), o.batches.end()) : 0);
     const int64_t room = std::max({o.prompt, (o.repeats + 1) * o.steps, kPageTokens}) + kPageTokens;
     context_ = std::min<int64_t>(model.config().context, deepest + room);
-    for (int64_t d : depths_of(o))
+    for (int64_t d : depths_)
       if (d < 0 || d + o.prompt > context_)
         throw_error(ErrorCode::BadArgument,
                     "--depth {} and a prompt of {} do not fit into the {} positions of this model", d,
@@ -46,9 +58,7 @@ class ModelBench {
   }
 
   void run(BenchReport& report) {
-    std::vector<int64_t> depths = depths_of(o_);
-    std::sort(depths.begin(), depths.end());
-    for (const int64_t depth : depths) {
+    for (const int64_t depth : depths_) {
       grow(depth);
       const double divergence = depth + 9 <= context_ ? compare(depth) : -1;
       if (o_.wants("prefill")) report.add(prefill(depth));
@@ -56,11 +66,18 @@ class ModelBench {
       if (o_.wants("batch"))
         for (const int n : o_.batches) report.add(decode(depth, n, "batch", -1));
     }
+    if (o_.wants("decode")) {
+      const int64_t deepest = cache_->n_tokens(base_);
+      report.add_memory({.name = fmt::format("{} depth {}", spec_.method_text(), deepest),
+                         .resident = resident_memory(),
+                         .weights = model_.weight_bytes(),
+                         .kv = deepest > 0 ? cache_->plan().bytes_for(deepest) : 0});
+    }
   }
 
   /// Where the time of a step goes, operation by operation, over 64 steps: one of them demotes a page.
   void profile(TimedBackend& timed, BenchReport& report) {
-    const int64_t depth = *std::max_element(depths_of(o_).begin(), depths_of(o_).end());
+    const int64_t depth = depths_.back();
     const int n = o_.batches.back();
     grow(depth);
     std::vector<SequenceId> sequences;
@@ -202,6 +219,7 @@ class ModelBench {
   }
 
   const BenchOptions& o_;
+  std::vector<int64_t> depths_;
   Model& model_;
   CacheSpec spec_;
   int64_t context_ = 0;
@@ -219,9 +237,11 @@ void bench_model(const BenchOptions& o, BenchReport& report) {
   log_info(fmt::format("backend      {}", backend->describe()));
   log_info(fmt::format("weights      {}", format_bytes(model->weight_bytes())));
   for (const CacheSpec& spec : o.specs("bf16,quarot2")) {
-    const auto calibration =
+    auto calibration =
         spec.method.needs_calibration() ? find_calibration(*model, o.cache.calibration) : std::nullopt;
-    ModelBench(o, *model, spec, calibration ? &*calibration : nullptr).run(report);
+    ModelBench bench(o, *model, spec, calibration ? &*calibration : nullptr);
+    calibration.reset();  // the cache has its own
+    bench.run(report);
   }
   log_info(fmt::format("peak memory  {}", format_bytes(peak_memory())));
 }
@@ -231,7 +251,7 @@ void bench_profile(const BenchOptions& o, BenchReport& report) {
   for (const CacheSpec& spec : o.specs("bf16,quarot2")) {
     TimedBackend timed(*backend);
     const auto model = Model::load(o.model.model, timed, std::max(o.prompt, o.batches.back()));
-    const auto calibration =
+    auto calibration =
         spec.method.needs_calibration() ? find_calibration(*model, o.cache.calibration) : std::nullopt;
     ModelBench(o, *model, spec, calibration ? &*calibration : nullptr).profile(timed, report);
   }

@@ -19,6 +19,8 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
+  /// Gives the memory back; what is read later is read from the file again.
+  void forget() const;
 
  private:
   std::string path_;

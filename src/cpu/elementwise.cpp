@@ -117,6 +117,46 @@ HWY_ATTR void StoreRow(const float* from, const float* bias, Accumulate accumula
   }
 }
 
+/// 16 x 16 values, `stride` apart on both sides.
+HWY_ATTR void transpose_block(const float* in, size_t stride, float* out) {
+#if HWY_TARGET == HWY_AVX3
+  __m512 a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    const __m512 x = _mm512_loadu_ps(in + i * stride), y = _mm512_loadu_ps(in + (i + 1) * stride);
+    a[i] = _mm512_unpacklo_ps(x, y);
+    a[i + 1] = _mm512_unpackhi_ps(x, y);
+  }
+  const auto pd = [](__m512 x) HWY_ATTR { return _mm512_castps_pd(x); };
+  const auto ps = [](__m512d x) HWY_ATTR { return _mm512_castpd_ps(x); };
+  for (int i = 0; i < 16; i += 4)  // 128 bits l of b[i + c]: column 4l + c of rows i … i + 3
+    for (int half = 0; half < 2; half++) {
+      const __m512d x = pd(a[i + half]), y = pd(a[i + 2 + half]);
+      b[i + 2 * half] = ps(_mm512_unpacklo_pd(x, y));
+      b[i + 2 * half + 1] = ps(_mm512_unpackhi_pd(x, y));
+    }
+  for (int c = 0; c < 4; c++) {
+    const __m512 even_low = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x88),
+                 even_high = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x88),
+                 odd_low = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xdd),
+                 odd_high = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xdd);
+    _mm512_storeu_ps(out + c * stride, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
+    _mm512_storeu_ps(out + (4 + c) * stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
+    _mm512_storeu_ps(out + (8 + c) * stride, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));
+    _mm512_storeu_ps(out + (12 + c) * stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd));
+  }
+#else
+  for (size_t i = 0; i < 16; i++)
+    for (size_t j = 0; j < 16; j++) out[i * stride + j] = in[j * stride + i];
+#endif
+}
+
+HWY_ATTR void TransposeMatrix(const float* in, int d, float* out) {
+  const size_t stride = static_cast<size_t>(d);
+  for (size_t i = 0; i < stride; i += 16)
+    for (size_t j = 0; j < stride; j += 16)
+      transpose_block(in + j * stride + i, stride, out + i * stride + j);
+}
+
 }  // namespace kv2::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -130,6 +170,7 @@ HWY_EXPORT(MultiplyHeads);
 HWY_EXPORT(ToBf16Row);
 HWY_EXPORT(FromBf16Row);
 HWY_EXPORT(StoreRow);
+HWY_EXPORT(TransposeMatrix);
 
 void rms_norm_rows(const RmsNormParams& p, int first, int n) {
   const size_t width = static_cast<size_t>(p.width);
@@ -174,12 +215,7 @@ void multiply_heads(const float* const* in, float* const* out, int n, int d, con
 }
 
 void transpose_matrix(const float* in, int d, float* out) {
-  constexpr int kBlock = 16;  // 16 lines of either side stay in the first cache
-  for (int i0 = 0; i0 < d; i0 += kBlock)
-    for (int j0 = 0; j0 < d; j0 += kBlock)
-      for (int i = i0; i < std::min(d, i0 + kBlock); i++)
-        for (int j = j0; j < std::min(d, j0 + kBlock); j++)
-          out[static_cast<size_t>(i) * d + j] = in[static_cast<size_t>(j) * d + i];
+  HWY_DYNAMIC_DISPATCH(TransposeMatrix)(in, d, out);
 }
 
 void to_bf16_row(const float* in, size_t n, bf16* out) {

@@ -84,32 +84,54 @@ HWY_INLINE void fetch_part(const ComingPage& page, int part) {
   asm volatile("");  // else GCC 12 may take this function for pure and drop its calls
 }
 
-/// Logits of R rows from row on, all 64 tokens: logits [R][64]. x: the rows' bytes.
+/// What R rows bring to the logits, copied to where constants reach it: with pointers into CodedQueries, GCC
+/// 12 keeps an address for every row on the stack.
+template <int R>
+struct RowTerms {
+  static constexpr int kMostGroups = kMostCodedDim / 16;
+  alignas(64) int8_t bytes[2 * R * kMostCodedDim];  // in kQueryOrder
+  float unit[R], rest[kMostGroups][R], sum[kMostGroups][R];
+
+  HWY_INLINE HWY_ATTR RowTerms(const CodedQueries& q, int row, int d, int groups) {
+    for (int i = 0; i < 2 * R; i++)
+      __builtin_memcpy(bytes + i * kMostCodedDim, q.halves + (2 * static_cast<size_t>(row) + i) * d,
+                       static_cast<size_t>(d));
+    for (int r = 0; r < R; r++) {
+      unit[r] = q.unit[row + r];
+      for (int g = 0; g < groups; g++) {
+        rest[g][r] = q.rest[static_cast<size_t>(row + r) * groups + g];
+        sum[g][r] = q.sum[static_cast<size_t>(row + r) * groups + g];
+      }
+    }
+  }
+};
+
+/// Logits of R rows, all 64 tokens: logits [R][64].
 template <int R, int B>
-HWY_INLINE HWY_ATTR void packed_logits(const CodedQueries& q, int row, const int8_t* x, const std::byte* page,
-                                       const ComingPage& coming, const Int2Layout& layout, float* logits) {
+HWY_INLINE HWY_ATTR void packed_logits(const RowTerms<R>& q, const std::byte* page, const ComingPage& coming,
+                                       const Int2Layout& layout, float* logits) {
   const Floats f;
   const int groups = layout.n_groups(), words = layout.group / 4;
   const auto* codes = reinterpret_cast<const uint8_t*>(page + layout.k_codes());
   const auto* params = reinterpret_cast<const fp16*>(page + layout.k_params());
   const size_t block = static_cast<size_t>(layout.head_dim) * 4;
   for (int b = 0; b < 4; b += B) {
-    if (row == 0 && coming.bytes > 0)
+    if (coming.bytes > 0)
       for (int bb = 0; bb < B; bb++) fetch_part(coming, b + bb);
     for (int g = 0; g < groups; g++) {
       Sum16 sums[R][B];
-      dot_codes<kQueryOrder, R, B>(codes + static_cast<size_t>(b) * block, block, g * words, words, x, sums);
+      dot_codes<kQueryOrder, R, B>(codes + static_cast<size_t>(b) * block, block, g * words, words, q.bytes,
+                                   sums);
       for (int bb = 0; bb < B; bb++)
         for (size_t h = 0; h < kHalves; h++) {
           const size_t t = static_cast<size_t>(16 * (b + bb)) + h * kLanes;
           const auto scale = load_fp16(params + g * kPageTokens + t);
           const auto offset = load_fp16(params + (groups + g) * kPageTokens + t);
           for (int r = 0; r < R; r++) {
-            const size_t at = static_cast<size_t>(row + r) * groups + g;
             float* s = logits + r * kPageTokens + t;
-            const auto dot = hn::MulAdd(hn::ConvertTo(f, sums[r][bb].v[h]), hn::Set(f, q.unit[row + r]),
-                                        hn::Set(f, q.rest[at]));
-            auto logit = hn::Mul(offset, hn::Set(f, q.sum[at]));
+            const auto dot = hn::MulAdd(hn::ConvertTo(f, sums[r][bb].v[h]), hn::Set(f, q.unit[r]),
+                                        hn::Set(f, q.rest[g][r]));
+            auto logit = hn::Mul(offset, hn::Set(f, q.sum[g][r]));
             if (g > 0) logit = hn::Add(logit, hn::LoadU(f, s));
             hn::StoreU(hn::MulAdd(dot, scale, logit), f, s);
           }
@@ -285,13 +307,10 @@ HWY_ATTR void attend_packed_rows(const TileView& tile, const CodedQueries& q, in
   if (pages.n < 1) return;
   const Floats f;
   const int d = layout.head_dim, groups = layout.n_groups();
-  alignas(64) int8_t x[2 * R * kMostCodedDim];
-  for (int i = 0; i < 2 * R; i++)
-    __builtin_memcpy(x + i * kMostCodedDim, q.halves + (2 * static_cast<size_t>(row) + i) * d,
-                     static_cast<size_t>(d));
+  const RowTerms<R> terms(q, row, d, groups);
   PackedSoftmax<R> softmax;
   for (int j = 0; j < pages.n; j++)
-    packed_logits<R, kWide>(q, row, x, pages.codes[j], pages.coming[j], layout,
+    packed_logits<R, kWide>(terms, pages.codes[j], row == 0 ? pages.coming[j] : ComingPage(), layout,
                             softmax.p + j * R * kPageTokens);
   softmax.exponentiate(pages.n, tile.soft_cap, pages.first, partial.max + row,
                        partial.sum + static_cast<size_t>(row) * 16);

@@ -88,6 +88,9 @@ class GgufFile final : public TensorFile {
   std::span<const std::byte> raw(const TensorInfo& tensor) const override;
   void read_rows(const TensorInfo& tensor, int64_t row0, int64_t n, float* out) const override;
   std::string kind() const override { return "GGUF v3"; }
+  void forget() const override {
+    if (file_) file_->forget();
+  }
   const std::string& name() const { return name_; }
 
  private:

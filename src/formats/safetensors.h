@@ -37,6 +37,9 @@ class SafetensorsFile final : public TensorFile {
   std::span<const std::byte> raw(const TensorInfo& tensor) const override;
   void read_rows(const TensorInfo& tensor, int64_t row0, int64_t n, float* out) const override;
   std::string kind() const override { return "safetensors"; }
+  void forget() const override {
+    if (file_) file_->forget();
+  }
 
  private:
   SafetensorsFile() = default;
@@ -67,6 +70,9 @@ class HfDirectory final : public TensorFile {
   std::span<const std::byte> raw(const TensorInfo& tensor) const override;
   void read_rows(const TensorInfo& tensor, int64_t row0, int64_t n, float* out) const override;
   std::string kind() const override { return "Hugging Face directory"; }
+  void forget() const override {
+    for (const auto& shard : shards_) shard->forget();
+  }
 
  private:
   HfDirectory() = default;

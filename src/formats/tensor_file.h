@@ -37,6 +37,8 @@ class TensorFile {
   virtual void read_rows(const TensorInfo& tensor, int64_t row0, int64_t n, float* out) const = 0;
   /// "GGUF v3" or "Hugging Face directory", for messages.
   virtual std::string kind() const = 0;
+  /// Gives back what reading has left in memory; reading again is slower, not wrong.
+  virtual void forget() const {}
 };
 
 }  // namespace kv2

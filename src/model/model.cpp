@@ -83,7 +83,9 @@ Model::Impl::Impl(Backend& b, std::unique_ptr<TensorFile> f, int rows)
       plan(config, rows),
       weights(load_checked(*file, config, backend, rows)),
       scratch(backend, plan.bytes()),
-      inv_frequency(config.rope.inv_frequency(config.head_dim)) {}
+      inv_frequency(config.rope.inv_frequency(config.head_dim)) {
+  file->forget();  // else the weights would be in memory twice
+}
 
 Model::Model() = default;
 Model::~Model() = default;
@@ -126,7 +128,10 @@ size_t Model::scratch_bytes() const {
 }
 
 const std::string& Model::fingerprint() const {
-  if (impl_->fingerprint.empty()) impl_->fingerprint = compute_fingerprint(*impl_->file, impl_->config);
+  if (impl_->fingerprint.empty()) {
+    impl_->fingerprint = compute_fingerprint(*impl_->file, impl_->config);
+    impl_->file->forget();
+  }
   return impl_->fingerprint;
 }
 
