@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
 """All of `make bench`: this machine's limits, kv2's kernels as shares of them, then kv2 and llama.cpp on the same file,
-shapes and threads by turns, and at the end one table of what issue and docs promise, with an SVG plot.
+shapes and threads by turns, and at the end one table of targets, with an SVG plot.
 
 usage: compare_cpu.py KV2 LLAMA_BENCH MODEL [--threads N] [--depth 0,2048,...] [--kv oscar2] [--rounds N]
-                      [--calibration FILE] [--out DIR] [--plot-only]
+                      [--calibration FILE] [--out DIR] [--minutes N] [--plot-only]
 
 At every depth kv2 (`kv2 bench --json`, which checks first that prefill and single steps agree) runs before each of
 llama-bench's KV types (flash attention on), so that a busy moment of the machine hits all of them alike. The best of
 all repeats counts: on a shared machine it is the one with the fewest neighbours. Every line of JSON is kept in
-OUT/bench.jsonl; --plot-only draws the table and the plot from there again.
+OUT/bench.jsonl; --plot-only draws the table and the plot from there again. llama.cpp's deep cells take minutes each; those
+that --minutes leaves no time for stay empty.
 """
 import argparse
 import collections
 import datetime
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -48,8 +50,8 @@ class Rows:
         return min(found) if found else None
 
 
-def run(command):
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+def run(command, timeout=None):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=timeout).stdout
 
 
 def kv2(a, rows, what, *options):
@@ -86,8 +88,15 @@ def show(r):
 
 
 def llama(a, rows, kv, depth):
-    out = run([a.llama, "-m", a.model, "-p", str(a.prompt), "-n", str(a.steps), "-d", str(depth), "-t", str(a.threads), "-fa",
-               "1", "-ctk", kv, "-ctv", kv, "-r", str(a.repeat), "-o", "json"])
+    left = a.end - time.time()
+    repeat = a.repeat if depth <= 2048 else min(a.repeat, 2)  # filling the context takes longer than all repeats
+    try:
+        if left < 10:
+            raise subprocess.TimeoutExpired("", left)
+        out = run_llama(a, kv, depth, repeat, left)
+    except subprocess.TimeoutExpired:
+        print(f"llama.cpp {kv} depth {depth}: no time left", flush=True)
+        return
     for r in json.loads(out):
         part = "prefill" if r["n_prompt"] else "decode"
         best = max(r["samples_ts"])
@@ -97,18 +106,23 @@ def llama(a, rows, kv, depth):
         show(row)
 
 
+def run_llama(a, kv, depth, repeat, timeout):
+    return run([a.llama, "-m", a.model, "-p", str(a.prompt), "-n", str(a.steps), "-d", str(depth), "-t", str(a.threads), "-fa",
+               "1", "-ctk", kv, "-ctv", kv, "-r", str(repeat), "-o", "json"], timeout)
+
+
 def measure(a, rows):
     kv2(a, rows, ["limits"])
     kv2(a, rows, ["attend", "linear", "demote"])
     with_calibration = ["--kv", a.kv] + (["--calibration", a.calibration] if a.calibration else [])
+    kv2(a, rows, ["batch", a.model], "--depth", "4096", "--batch", "1,8", "--repeat", "5", *with_calibration)
+    kv2(a, rows, ["profile", a.model], "--depth", str(a.depth[-1]), "--batch", "1", *with_calibration)
     for turn in range(a.rounds):
         for depth in a.depth:
             for kv in LLAMA_KV[turn % 3:] + LLAMA_KV[:turn % 3]:
                 kv2(a, rows, ["prefill", "decode", a.model], "--depth", str(depth), "--prompt", str(a.prompt), "--steps",
                     str(a.steps), "--repeat", str(a.repeat), *with_calibration)
                 llama(a, rows, kv, depth)
-        kv2(a, rows, ["batch", a.model], "--depth", "4096", "--batch", "1,8", "--repeat", "5", *with_calibration)
-    kv2(a, rows, ["profile", a.model], "--depth", str(a.depth[-1]), "--batch", "1", *with_calibration)
 
 
 class Results:
@@ -235,12 +249,14 @@ def main():
     p.add_argument("--prompt", type=int, default=512)
     p.add_argument("--calibration", default="")
     p.add_argument("--out", default="build/bench")
+    p.add_argument("--minutes", type=float, default=12)
     p.add_argument("--plot-only", action="store_true")
     a = p.parse_args()
     out = pathlib.Path(a.out)
     out.mkdir(parents=True, exist_ok=True)
     rows = Rows(out / "bench.jsonl", not a.plot_only)
-    start = time.time()
+    start, load = time.time(), os.getloadavg()[0]
+    a.end = start + 60 * a.minutes
     if not a.plot_only:
         try:
             measure(a, rows)
@@ -249,7 +265,8 @@ def main():
     r = Results(a, rows)
     cpu = next((l.split(":", 1)[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "?")
     text = (f"{cpu}, {a.threads} threads, {datetime.date.today().isoformat()}, {pathlib.Path(a.model).name}; best of {a.rounds} x "
-            f"{a.repeat} and more, by turns; {time.time() - start:.0f} s\n\n{speeds(r, 'decode')}\n\n{speeds(r, 'prefill')}\n\n{targets(r)}\n")
+            f"{a.repeat} and more, by turns; {time.time() - start:.0f} s; "
+            f"{load:.1f} other processes were running when it began\n\n{speeds(r, 'decode')}\n\n{speeds(r, 'prefill')}\n\n{targets(r)}\n")
     (out / "peers.md").write_text(text)
     (out / "decode_over_depth.svg").write_text(plot(r))
     print("\n" + text)
