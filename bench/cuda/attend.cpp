@@ -142,7 +142,9 @@ struct Bench {
     auto plan = cuda::plan_attend(views, shape, rule, {pairs, 132, best});
     auto single = cuda::plan_attend(views, shape, rule, {pairs, 132, cuda::PrefillKernel::None});
     for (cuda::AttendPlan* p : {&plan, &single})
-      if (pages_each > 0) p->pages_each = pages_each;
+      if (pages_each > 0 && cuda::run_begin(cuda::run_of(pages_each)) == pages_each &&
+          (p->max_pages <= 128 || pages_each % cuda::kMaxRunPages == 0))
+        p->pages_each = pages_each;  // elsewhere no run begins
     const Device<cuda::AttendTile> tiles(plan.tiles), single_tiles(single.tiles);
     const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(single, shape, pairs) / 4));
     const Device<uint32_t> arrivals(single.tiles.size() * n_kv_heads);

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// plan_attend, which needs no GPU: whoever computes it, every query and head is in one tile, with its own
+// pages.
+#include "cuda/attend_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace kv2::cuda {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+
+struct Batch {
+  std::vector<std::vector<int32_t>> tables;
+  std::vector<SequenceView> sequences;
+  int n_rows = 0;
+
+  void add(int64_t first_pos, int rows, int64_t full_until = 0) {
+    tables.emplace_back(1);
+    sequences.push_back({n_rows, rows, first_pos, full_until, tables.back().data(), nullptr});
+    n_rows += rows;
+  }
+};
+
+void check_tiles(const Batch& batch, const KvShape& shape, const Visibility& rule, const AttendLimits& limits,
+                 const AttendPlan& plan) {
+  ASSERT_EQ(plan.tiles.size(), static_cast<size_t>(plan.n_tiles + plan.n_prefill_blocks * kPrefillTiles));
+  std::map<std::pair<int, int>, int> seen;  // (row, head of the KV group)
+  for (int i = 0; i < static_cast<int>(plan.tiles.size()); i++) {
+    const AttendTile& t = plan.tiles[i];
+    const bool prefill = i >= plan.n_tiles;
+    EXPECT_LE(t.n_queries * t.n_heads, prefill ? prefill_pairs(shape.head_dim) : limits.pairs);
+    if (prefill) {
+      const AttendTile& first = plan.tiles[i - (i - plan.n_tiles) % kPrefillTiles];
+      EXPECT_GT(first.n_queries, 0);
+      EXPECT_EQ(t.full_pages, first.full_pages);
+      EXPECT_EQ(t.query_page, first.query_page);
+      EXPECT_EQ(t.packed_begin, first.packed_begin);
+      EXPECT_EQ(t.packed_end, first.packed_end);
+    }
+    for (int q = 0; q < t.n_queries; q++) {
+      const int row = t.first_row + q;
+      for (int h = 0; h < t.n_heads; h++) seen[{row, t.first_head + h}]++;
+      const auto s = std::find_if(batch.sequences.begin(), batch.sequences.end(), [&](const SequenceView& v) {
+        return row >= v.first_row && row < v.first_row + v.n_rows;
+      });
+      ASSERT_NE(s, batch.sequences.end());
+      const int64_t pos = s->first_pos + row - s->first_row;
+      EXPECT_EQ(t.full_pages, s->full_pages);
+      EXPECT_EQ(t.query_page, pos / kPageTokens);
+      EXPECT_EQ(t.first_in_page + q, pos % kPageTokens);
+      for (int page = 0; page <= t.query_page; page++)
+        EXPECT_EQ(page >= t.packed_begin && page < t.packed_end,
+                  pos >= s->full_until && rule.packed(t.query_page, page));
+    }
+  }
+  EXPECT_EQ(seen.size(), static_cast<size_t>(batch.n_rows) * shape.q_per_kv());
+  for (const auto& [key, n] : seen) EXPECT_EQ(n, 1) << "row " << key.first << " head " << key.second;
+}
+
+AttendPlan plan(const Batch& batch, const KvShape& shape, const Visibility& rule, PrefillKernel kernel,
+                int n_multiprocessors) {
+  const AttendLimits limits{attend_pairs(shape, false, 0), n_multiprocessors, kernel};
+  AttendPlan made = plan_attend(batch.sequences, shape, rule, limits);
+  check_tiles(batch, shape, rule, limits, made);
+  return made;
+}
+
+TEST(CudaAttendPlan, EveryQueryAndHeadIsInOneTileWithItsPages) {
+  for (const int q_per_kv : {1, 3, 4, 7, 16, 20})
+    for (const int head_dim : {64, 128, 256})
+      for (const int n_multiprocessors : {1, kMultiprocessors}) {
+        Batch batch;
+        batch.add(700, 1);
+        batch.add(100, 1000);
+        batch.add(0, 65, 40);  // `exact` ends inside a page
+        batch.add(5, 0);
+        batch.add(63, 2);
+        const KvShape shape{1, 2 * q_per_kv, 2, head_dim};
+        for (const PrefillKernel kernel : {PrefillKernel::None, PrefillKernel::Packed})
+          for (const bool quantized : {true, false})
+            plan(batch, shape, {1, 4, quantized}, kernel, n_multiprocessors);
+      }
+}
+
+TEST(CudaAttendPlan, PagesOfManyQueriesGoToTheKernelForPromptsWhereTheyFillTheGpu) {
+  const KvShape shape{1, 32, 8, 128};
+  const Visibility rule;
+  Batch chunk;
+  chunk.add(8000, 1);
+  chunk.add(30000, 2048);
+  const AttendPlan many = plan(chunk, shape, rule, PrefillKernel::Hopper, kMultiprocessors);
+  EXPECT_EQ(many.prefill_kernel, PrefillKernel::Hopper);
+  EXPECT_EQ(many.n_prefill_blocks, 65);  // 31 whole pages of two blocks, and 16 and 48 queries at the ends
+  // the single query stays, and so do no others
+  EXPECT_EQ(many.n_tiles, 1);
+  EXPECT_EQ(many.max_pages, 128);
+  for (int i = many.n_tiles + kPrefillTiles; i < static_cast<int>(many.tiles.size()); i++)
+    EXPECT_GE(many.tiles[i - kPrefillTiles].query_page, many.tiles[i].query_page) << "longest first";
+
+  Batch few;
+  few.add(30016, 64);  // 2 blocks for each of 8 KV heads would leave most of 132 multiprocessors idle
+  EXPECT_EQ(plan(few, shape, rule, PrefillKernel::Hopper, kMultiprocessors).n_prefill_blocks, 0);
+  EXPECT_EQ(plan(few, shape, rule, PrefillKernel::Hopper, 1).n_prefill_blocks, 2);
+  EXPECT_EQ(plan(chunk, shape, rule, PrefillKernel::None, 1).n_prefill_blocks, 0);
+}
+
+TEST(CudaAttendPlan, WhereNothingIsPackedPromptsHaveTheKernelForFullPages) {
+  const KvShape shape{1, 8, 2, 128};
+  Batch batch;
+  batch.add(0, 512);
+  EXPECT_EQ(plan(batch, shape, {1, 4, false}, PrefillKernel::Hopper, 1).prefill_kernel, PrefillKernel::Full);
+  EXPECT_EQ(plan(batch, shape, {1, 4, true}, PrefillKernel::Hopper, 1).prefill_kernel, PrefillKernel::Hopper);
+}
+
+}  // namespace
+}  // namespace kv2::cuda
