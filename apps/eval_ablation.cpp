@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// kv2 eval ablation MODEL: the tables of docs/quality.md.
+// kv2 eval ablation MODEL: the page docs/ablation.md.
 #include "eval/ablation.h"
 
 #include <fmt/format.h>
 
+#include "apps/command_line.h"
 #include "apps/eval.h"
 #include "base/check.h"
 
@@ -23,13 +24,13 @@ void run(const Options& o) {
   if (!calibration)
     throw_error(ErrorCode::BadArgument, "the ablation needs a calibration; make one: kv2 calibrate {}",
                 o.model.model);
-  fmt::print("{}", quality_report(*s.model, o.source.read(s), *calibration, o.divergence));
+  fmt::print("{}", ablation_report(*s.model, o.source.read(s), *calibration, o.divergence, command_line()));
 }
 
 }  // namespace
 
 void add_eval_ablation(CLI::App& eval) {
-  auto* app = eval.add_subcommand("ablation", "the tables of docs/quality.md");
+  auto* app = eval.add_subcommand("ablation", "what each part of oscar2 is worth: the page docs/ablation.md");
   auto o = std::make_shared<Options>();
   o->model.add_to(*app);
   o->cache.add_to(*app);

@@ -162,23 +162,23 @@ std::string calibration_line(const Calibration& c) {
 
 }  // namespace
 
-std::string quality_report(Model& model, const std::vector<int32_t>& tokens, const Calibration& calibration,
-                           const DivergenceOptions& options) {
+std::string ablation_report(Model& model, const std::vector<int32_t>& tokens, const Calibration& calibration,
+                            const DivergenceOptions& options, const std::string& command) {
   const ModelConfig& config = model.config();
   std::vector<DivergenceResult> results;
   const std::string windowed =
       measure_tables(model, tokens, calibration, options, windowed_tables(config.kv_shape()), results);
   const DivergenceResult& first = results.front();
   std::string out = fmt::format(
-      "# Quality of a 2-bit history\n\nMade by `kv2 eval ablation`. Model: {} ({} layers, {} KV heads, "
+      "# What each part of oscar2 is worth\n\n```\n{}\n```\n\nModel: {} ({} layers, {} KV heads, "
       "head_dim {}), "
       "fingerprint `{}`; {}.\n{}KL is KL(bf16 ‖ method) in nats over {} positions where every row's history "
       "is not "
       "empty, perplexity over {} positions, {} window(s). Sink 64 and recent 256 tokens unless said "
       "otherwise.\n\n",
-      config.name.empty() ? name_of(config.architecture) : config.name, config.n_layers, config.n_kv_heads,
-      config.head_dim, model.fingerprint(), model.backend().describe(), calibration_line(calibration),
-      first.kl_tokens, first.tokens, first.windows);
+      command, config.name.empty() ? name_of(config.architecture) : config.name, config.n_layers,
+      config.n_kv_heads, config.head_dim, model.fingerprint(), model.backend().describe(),
+      calibration_line(calibration), first.kl_tokens, first.tokens, first.windows);
   out += order_of_methods(results) + windowed;
 
   CacheSpec exact = method("oscar2");

@@ -237,6 +237,7 @@ AttentionError& AttentionError::operator+=(const AttentionError& o) {
   weighted_error2 += o.weighted_error2;
   kl += o.kl;
   history_mass += o.history_mass;
+  stored_mass += o.stored_mass;
   output2 += o.output2;
   output_error2 += o.output_error2;
   output_error_k2 += o.output_error_k2;
@@ -262,6 +263,11 @@ double AttentionError::attention_kl() const {
 }
 double AttentionError::mass() const {
   return ratio(history_mass, static_cast<double>(queries));
+}
+double AttentionError::mass_shift() const {
+  const double all = static_cast<double>(queries), odds = ratio(history_mass, all - history_mass),
+               stored_odds = ratio(stored_mass, all - stored_mass);
+  return odds > 0 && stored_odds > 0 ? std::log(stored_odds / odds) : 0;
 }
 double AttentionError::output() const {
   return std::sqrt(ratio(output_error2, output2));

@@ -28,6 +28,7 @@ struct AttentionError {
   double weighted_error2 = 0;  // Σ over pairs S·(ŝ − s)²
   double kl = 0;               // Σ over queries KL(S ‖ Ŝ)
   double history_mass = 0;     // Σ over queries of the S that falls on packed keys
+  double stored_mass = 0;      // the same of Ŝ
   double output2 = 0;          // Σ ‖o‖²
   double output_error2 = 0;    // Σ ‖Ŝ·v̂ − o‖²
   double output_error_k2 = 0;  // Σ ‖Ŝ·v − o‖²: keys alone
@@ -45,7 +46,10 @@ struct AttentionError {
   double weighted_logit() const;  // nats: root of the mean over queries of Σ_j S_j (ŝ_j − s_j)²
   double attention_kl() const;    // nats per query
   double mass() const;            // share of attention that reads codes
-  double output() const;          // relative RMS, as are all below
+  /// ln of the odds of reading codes, Ŝ's over S's. Noise on logits raises it (a mean of exponentials is more
+  /// than the exponential of the mean), shrunk keys lower it.
+  double mass_shift() const;
+  double output() const;  // relative RMS, as are all below
   double output_k() const;
   double output_v() const;
   double key() const;

@@ -146,6 +146,7 @@ AttentionError naive(const Recorder::Layer& a, const KvShape& shape, int head, c
           out.logit_spread2 += (s[j] - mean / n_packed) * (s[j] - mean / n_packed);
           out.weighted_error2 += w * e[j] * e[j];
           out.history_mass += w;
+          out.stored_mass += stored_w;
         }
         const Vector& stored = packed(j) ? v_packed[j] : v_full[j];
         for (int c = 0; c < d; c++) {
@@ -198,6 +199,7 @@ void expect_equal(const AttentionError& got, const AttentionError& want, double 
   near("weighted_error2", got.weighted_error2, want.weighted_error2);
   near("kl", got.kl, want.kl);
   near("history_mass", got.history_mass, want.history_mass);
+  near("stored_mass", got.stored_mass, want.stored_mass);
   near("output2", got.output2, want.output2);
   near("output_error2", got.output_error2, want.output_error2);
   near("output_error_k2", got.output_error_k2, want.output_error_k2);

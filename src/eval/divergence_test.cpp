@@ -261,10 +261,12 @@ TEST(Ablation, HasEveryTable) {
       *model, random_tokens(500, 5), {.n_tokens = 300, .n_held_out = 200, .window = 128, .n_threads = 2});
   DivergenceOptions options;
   options.chunk_tokens = 128;
-  const std::string report = quality_report(*model, random_tokens(420, 6), calibration, options);
-  for (const char* text : {"## Methods", "## Windows", "| 0 / 256 |", "## Rotation, no clip", "| U·H |",
-                           "## Rotation, groups of head_dim/2", "| per layer |", "self-covariance",
-                           "| search |", "0.96 / 0.92", "| exact |", "## Prefill"})
+  const std::string report =
+      ablation_report(*model, random_tokens(420, 6), calibration, options, "the command");
+  for (const char* text :
+       {"\nthe command\n", "## Methods", "## Windows", "| 0 / 256 |", "## Rotation, no clip", "| U·H |",
+        "## Rotation, groups of head_dim/2", "| per layer |", "self-covariance", "| search |", "0.96 / 0.92",
+        "| exact |", "## Prefill"})
     EXPECT_NE(report.find(text), std::string::npos) << text;
   EXPECT_EQ(report.find("nan"), std::string::npos);
 }

@@ -113,6 +113,10 @@ void compare_texts(const GeneratedTexts& texts, const GeneratedTexts& bf16, cons
     r.collapsed += here;
     r.only_here += here && !there;
     r.only_bf16 += there && !here;
+    const bool stuck_here = stuck(own), stuck_there = stuck(other);
+    r.stuck += stuck_here;
+    r.stuck_only_here += stuck_here && !stuck_there;
+    r.stuck_only_bf16 += stuck_there && !stuck_here;
   }
   const auto n = static_cast<double>(texts.size());
   r.left_mean = sum_left / n;
@@ -171,6 +175,9 @@ std::string to_json(const GenerationResult& r) {
   j["collapsed"] = r.collapsed;
   j["only_here"] = r.only_here;
   j["only_bf16"] = r.only_bf16;
+  j["stuck"] = r.stuck;
+  j["stuck_only_here"] = r.stuck_only_here;
+  j["stuck_only_bf16"] = r.stuck_only_bf16;
   j["sink"] = r.sink;
   j["recent"] = r.recent;
   j["prefill"] = r.prefill;
@@ -180,21 +187,24 @@ std::string to_json(const GenerationResult& r) {
 std::string to_table(const std::vector<GenerationResult>& results) {
   size_t width = 6;
   for (const GenerationResult& r : results) width = std::max(width, r.method.size());
-  std::string out =
-      fmt::format("{:<{}} {:>5} {:>7} {:>6} {:>9} {:>8} {:>6} {:>7} {:>10} {:>10} {:>8} {:>10} {:>9}\n",
-                  "method", width, "texts", "tokens", "ended", "left mean", "median", "same", "agree",
-                  "distinct 2", "distinct 4", "loop", "collapsed", "+ / -");
+  std::string out = fmt::format(
+      "{:<{}} {:>5} {:>7} {:>6} {:>9} {:>8} {:>6} {:>7} {:>10} {:>10} {:>8} {:>10} {:>9} {:>6} {:>9}\n",
+      "method", width, "texts", "tokens", "ended", "left mean", "median", "same", "agree", "distinct 2",
+      "distinct 4", "loop", "collapsed", "+ / -", "stuck", "+ / -");
   for (const GenerationResult& r : results)
     out += fmt::format(
         "{:<{}} {:>5} {:>7} {:>6} {:>9.1f} {:>8.1f} {:>6} {:>6.2f}% {:>10.4f} {:>10.4f} {:>8.1f} {:>10} "
-        "{:>9}\n",
+        "{:>9} {:>6} {:>9}\n",
         r.method, width, r.prompts, r.tokens, r.ended, r.left_mean, r.left_median, r.same, 100 * r.agree,
         r.distinct_2, r.distinct_4, r.longest_loop, r.collapsed,
-        fmt::format("{} / {}", r.only_here, r.only_bf16));
+        fmt::format("{} / {}", r.only_here, r.only_bf16), r.stuck,
+        fmt::format("{} / {}", r.stuck_only_here, r.stuck_only_bf16));
   out +=
       "left: first token that differs from bf16's; loop: tokens of the longest loop, mean; collapsed: ends "
       "in a loop "
-      "of\nperiod <= 64 over >= 256 tokens; + / -: collapsed here and not under bf16 / the other way round\n";
+      "of\nperiod <= 64 over >= 256 tokens; stuck: its last 256 tokens hold <= 64 different runs of four, "
+      "loops with "
+      "mistakes, too;\n+ / -: here and not under bf16 / the other way round\n";
   return out;
 }
 

@@ -37,6 +37,7 @@ struct GenerationResult {
   int64_t collapsed = 0;                  // texts that end in a loop of 256 tokens or more (eval/loops.h)
   int64_t only_here = 0,
           only_bf16 = 0;  // collapsed under this method and not under bf16, and the other way round
+  int64_t stuck = 0, stuck_only_here = 0, stuck_only_bf16 = 0;  // the same of stuck texts (eval/loops.h)
   int sink = 0, recent = 0;
   std::string prefill;
 };

@@ -104,12 +104,13 @@ void add_logit_errors(const RowMatrix& s, const RowMatrix& error, const std::vec
   }
 }
 
-void add_weighted_errors(const RowMatrix& weights, const RowMatrix& error, const std::vector<Piece>& pieces,
-                         AttentionError& out) {
+void add_weighted_errors(const RowMatrix& weights, const RowMatrix& stored_weights, const RowMatrix& error,
+                         const std::vector<Piece>& pieces, AttentionError& out) {
   for (const Piece& p : pieces) {
     if (!p.packed) continue;
     const Eigen::MatrixXd w = weights.middleCols(p.begin, p.end - p.begin).cast<double>();
     out.history_mass += w.sum();
+    out.stored_mass += stored_weights.middleCols(p.begin, p.end - p.begin).cast<double>().sum();
     out.weighted_error2 +=
         w.cwiseProduct(error.middleCols(p.begin, p.end - p.begin).cast<double>().cwiseAbs2()).sum();
   }
@@ -158,7 +159,7 @@ AttentionError attention_error(const PageQueries& queries, const HeadRows& exact
         s.row(r).head(n).cast<double>().cwiseProduct(error.row(r).head(n).cast<double>()).sum();
     out.kl += std::max(0.0, stored_log_z[r] - log_z[r] - mean_error);
   }
-  add_weighted_errors(s, error, pieces, out);
+  add_weighted_errors(s, stored_s, error, pieces, out);
 
   const Rows v = rows_of(exact.v, 0, end, d);
   const RowMatrix o = s * v;

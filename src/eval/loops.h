@@ -25,6 +25,9 @@ Loop loop_at_end(std::span<const int32_t> tokens);
 /// Collapsed: a loop of a period of at most 64 tokens lasts to the end of the text and covers 256 tokens or
 /// more.
 bool collapsed(std::span<const int32_t> tokens);
+/// Stuck: the last 256 tokens hold no more different runs of four tokens than a loop of 64 would. Every
+/// collapsed text is; so is one that says the same over and over with mistakes, which a bad cache makes.
+bool stuck(std::span<const int32_t> tokens);
 /// Different runs of n tokens divided by all runs of n tokens; 1 for a text shorter than that.
 double distinct_ratio(std::span<const int32_t> tokens, int n);
 

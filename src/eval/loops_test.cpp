@@ -71,6 +71,15 @@ TEST(Loops, CollapsedIsALongLoopAtTheEnd) {
   EXPECT_TRUE(collapsed(start + repeated(counting(64, 0), 256)));
   EXPECT_FALSE(collapsed(start + repeated(counting(65, 0), 600)));
   EXPECT_FALSE(collapsed({}));
+  EXPECT_TRUE(stuck(start + repeated({1, 2, 3}, 256)));
+  EXPECT_TRUE(stuck(repeated(counting(64, 0), 256))) << "every collapsed text is stuck";
+  EXPECT_FALSE(stuck(repeated(counting(65, 0), 600)));
+  EXPECT_FALSE(stuck(repeated({1, 2, 3}, 255)));
+  EXPECT_FALSE(stuck(counting(300, 0)));
+  std::vector<int32_t> mistakes = repeated({1, 2, 3}, 300);
+  for (size_t i = 20; i < 300; i = i * 5 / 4) mistakes[i] = 9;  // no loop lasts
+  EXPECT_FALSE(collapsed(mistakes));
+  EXPECT_TRUE(stuck(mistakes));
 }
 
 TEST(Loops, DistinctRatioCountsRuns) {

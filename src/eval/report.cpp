@@ -125,13 +125,14 @@ std::string generation_section(const ReportData& data) {
   const std::vector<Json>& lines = data.of("generate");
   if (lines.empty()) return "";
   HtmlTable table({"method", "prompts", "tokens", "leaves bf16 after", "same tokens, %", "distinct 4-grams",
-                   "longest loop", "collapsed"});
+                   "longest loop", "collapsed", "stuck"});
   for (const Json& line : lines)
-    table.add({method_label(line), readable(line.at("prompts").get<double>()),
-               readable(line.at("tokens").get<double>()), readable(line.at("left_mean").get<double>()),
-               percent(line, "agree"), fmt::format("{:.3f}", line.at("distinct_4").get<double>()),
-               readable(line.at("longest_loop").get<double>()),
-               readable(line.at("collapsed").get<double>())});
+    table.add(
+        {method_label(line), readable(line.at("prompts").get<double>()),
+         readable(line.at("tokens").get<double>()), readable(line.at("left_mean").get<double>()),
+         percent(line, "agree"), fmt::format("{:.3f}", line.at("distinct_4").get<double>()),
+         readable(line.at("longest_loop").get<double>()), readable(line.at("collapsed").get<double>()),
+         line.contains("stuck") && line["stuck"].is_number() ? readable(line["stuck"].get<double>()) : "–"});
   return "<section><h2>Long generation</h2>\n" + table.html() + "</section>\n";
 }
 

@@ -147,8 +147,7 @@ std::string stages(const std::vector<Json>& lines) {
                      lines.front().at("group").get<int>()) +
          table.html() +
          "<p class=\"note\">Means over layers; energies relative to the keys'. The bound (2605.19660) is on "
-         "step²/12; scaling every token to one norm makes it zero, which helps only where a rotation came "
-         "first.</p>\n" +
+         "step²/12; scaling every token to one norm makes it zero.</p>\n" +
          xy_plot({.x_label = "layer", .y_label = "relative error per token", .y = AxisScale::Log}, series);
 }
 

@@ -111,7 +111,9 @@ TEST(Retrieval, SubstringIsOfFreelyGeneratedText) {
     const char end = testing::kLetters[testing::kTinyEos];
     const bool ended =
         h.questions[i].values[0].find(static_cast<char>(std::toupper(end))) != std::string::npos;
-    if (!ended) EXPECT_EQ(scores[i].substring, scores[i].exact ? 1 : 0.5) << i;
+    if (!ended) {
+      EXPECT_EQ(scores[i].substring, scores[i].exact ? 1 : 0.5) << i;
+    }
   }
 }
 

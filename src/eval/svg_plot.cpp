@@ -10,7 +10,7 @@
 namespace kv2 {
 namespace {
 
-constexpr double kWidth = 760, kHeight = 380, kLeft = 64, kRight = 20, kTop = 12, kBottom = 46;
+constexpr double kWidth = 760, kHeight = 380, kLeft = 72, kRight = 20, kTop = 12, kBottom = 46;
 
 /// Data -> pixels of one axis.
 class Axis {
@@ -34,31 +34,35 @@ class Axis {
   }
   double pixel(double x) const { return from_ + (value(x) - low_) / (high_ - low_) * (to_ - from_); }
 
+  /// Of a logarithmic axis: powers of ten, with 2 and 5 or all digits between them where those are too few.
   std::vector<double> ticks() const {
-    std::vector<double> out;
-    if (log_) {
-      const bool few = high_ - low_ < 1.7, very_few = high_ - low_ < 1.0;
+    if (!log_) return round_numbers(low_, high_);
+    for (const int digits : {0b10, 0b100110, 0b1111111110}) {  // bit m: m·10^e is a tick
+      std::vector<double> out;
       for (int e = static_cast<int>(std::floor(low_)); e <= high_; e++)
         for (int m = 1; m < 10; m++) {
-          const bool shown = m == 1 || (few && (m == 2 || m == 5)) || very_few;
           const double x = m * std::pow(10.0, e);
-          if (shown && std::log10(x) >= low_ && std::log10(x) <= high_) out.push_back(x);
+          if ((digits >> m & 1) != 0 && std::log10(x) >= low_ && std::log10(x) <= high_) out.push_back(x);
         }
-      return out;
+      if (out.size() >= 4) return out;
     }
-    const double raw = (high_ - low_) / 6, unit = std::pow(10.0, std::floor(std::log10(raw)));
+    return round_numbers(std::pow(10.0, low_), std::pow(10.0, high_));
+  }
+
+ private:
+  static std::vector<double> round_numbers(double low, double high) {
+    const double raw = (high - low) / 6, unit = std::pow(10.0, std::floor(std::log10(raw)));
     double step = 10 * unit;
     for (const double m : {1.0, 2.0, 5.0})
       if (m * unit >= raw) {
         step = m * unit;
         break;
       }
-    for (double x = std::ceil(low_ / step) * step; x <= high_ + 1e-9 * step; x += step)
+    std::vector<double> out;
+    for (double x = std::ceil(low / step) * step; x <= high + 1e-9 * step; x += step)
       out.push_back(std::abs(x) < 1e-9 * step ? 0 : x);
     return out;
   }
-
- private:
   double value(double x) const { return log_ ? std::log10(x) : x; }
   bool log_;
   double from_, to_;
@@ -180,7 +184,7 @@ std::string readable(double x) {
       digits.insert(static_cast<size_t>(at), 1, ',');
     return (x < 0 ? "-" : "") + digits;
   }
-  if (size > 0 && size < 1e-4) return fmt::format("{:.2e}", x);
+  if (size > 0 && size < 1e-4) return fmt::format("{:.3g}", x);
   return fmt::format("{:.4g}", x);
 }
 

@@ -25,6 +25,7 @@ TEST(SvgPlot, NumbersForReaders) {
   EXPECT_EQ(readable(2.5), "2.5");
   EXPECT_EQ(readable(0), "0");
   EXPECT_EQ(readable(0.0000123), "1.23e-05");
+  EXPECT_EQ(readable(0.00001), "1e-05");
   EXPECT_EQ(readable(std::numeric_limits<double>::quiet_NaN()), "–");
 }
 

@@ -59,7 +59,12 @@ std::optional<CacheSpec> TuneBudget::spec_of(const TunePoint& point) const {
     spec.recent_tokens = point.recent;
     spec.validate(shape.head_dim);
     bits_of(spec);
-    return spec;
+    if (!point.values.contains("group") || point.values.at("group").empty()) return spec;
+    TunePoint plain = point;  // a group that the method has anyway: one cache is one candidate
+    plain.values.erase("group");
+    const std::optional<CacheSpec> same = spec_of(plain);
+    const auto layout = [&](const CacheSpec& s) { return PageLayout::of(s, shape).describe(); };
+    return same && layout(*same) == layout(spec) ? same : spec;
   } catch (const Error& e) {
     if (e.code() != ErrorCode::BadArgument && e.code() != ErrorCode::Unsupported) throw;
     return std::nullopt;

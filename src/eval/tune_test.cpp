@@ -51,6 +51,9 @@ TEST(TuneGrid, AllInBitsCountWindows) {
   const CacheSpec few = *budget.spec_of({.method = "quarot2", .values = {}, .sink = 0, .recent = 64});
   const CacheSpec many = *budget.spec_of({.method = "quarot2", .values = {}, .sink = 64, .recent = 256});
   EXPECT_LT(budget.bits_of(few), budget.bits_of(many));
+  EXPECT_EQ(budget.spec_of({.method = "quarot2", .values = {{"group", "16"}}}),
+            budget.spec_of({.method = "quarot2", .values = {}}))
+      << "16 is the group that it has anyway";
   EXPECT_FALSE(budget.spec_of({.method = "quarot2", .values = {{"group", "128"}}}))
       << "128 is no group of 16";
   EXPECT_FALSE(budget.spec_of({.method = "naive2", .values = {{"whiten", "0.5"}}}))
@@ -77,7 +80,9 @@ TEST_F(Tune, KeepsTheBudgetAndGains) {
     EXPECT_LE(c.bits, 4.0 + 1e-9);
     EXPECT_DOUBLE_EQ(c.bits, plan_cache(c.spec, kShape, {.context_tokens = 64}).layout.history_bits());
     EXPECT_EQ(c.spec.sink_tokens + c.spec.recent_tokens, 320);
-    if (i > 0) EXPECT_GE(c.result.kl_mean, r.finalists[i - 1].result.kl_mean);
+    if (i > 0) {
+      EXPECT_GE(c.result.kl_mean, r.finalists[i - 1].result.kl_mean);
+    }
     if (c.spec.method_text() == "naive2" && c.spec.sink_tokens == 64) plain = c.result.kl_mean;
   }
   ASSERT_GT(plain, 0) << "the first method as it is stays among the finalists";
