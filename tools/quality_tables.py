@@ -45,19 +45,23 @@ def exact(line):
 
 
 def main_table(parts):
-    """All methods, those with most bits first."""
-    names = list(dict.fromkeys(m for name in [*KLD, *NEEDLES] for m in parts[name]))
-    small, large = (next((parts[n] for n in group if parts[n]), {}) for group in (("policy", "perl"), ("own", *NEEDLES)))
-    of = lambda part, m: part[m]["history_bits"] if m in part else None
-    names.sort(key=lambda m: (-(of(small, m) or of(large, m)), parts["policy"].get(m, {}).get("kl_mean", 0)))
-    head = ["method", "bits, d 64", *(KLD[n] for n in ("policy", "perl")), "bits, d 128", KLD["own"],
-            *(f"exact, {n}" for n in NEEDLES.values())]
-    rows = []
-    for m in names:
-        at = [bits(of(p, m)) if of(p, m) else "–" for p in (small, large)]
-        rows.append([f"`{m}`", at[0], *(score(parts[n].get(m)) for n in ("policy", "perl")), at[1],
-                     score(parts["own"].get(m)), *(exact(parts[n].get(m)) for n in NEEDLES)])
-    return table(head, rows)
+    """All methods, those with most bits first; a column for every part that was run."""
+    methods = dict.fromkeys(m for part in parts.values() for m in part)
+    columns = []  # head, text of a method's cell
+    for dim, group in ((64, ("policy", "perl")), (128, ("own", *NEEDLES))):
+        run = [n for n in group if parts[n]]
+        if not run:
+            continue
+        at = {m: line["history_bits"] for n in run for m, line in parts[n].items()}
+        for m in methods:
+            methods[m] = methods[m] or at.get(m)
+        columns.append((f"bits, d {dim}", lambda m, at=at: bits(at[m]) if m in at else "–"))
+        for n in run:
+            show, head = (score, KLD[n]) if n in KLD else (exact, f"exact, {NEEDLES[n]}")
+            columns.append((head, lambda m, part=parts[n], show=show: show(part.get(m))))
+    first = next(parts[n] for n in parts if parts[n])
+    order = sorted(methods, key=lambda m: (-methods[m], first.get(m, {}).get("kl_mean", 0)))
+    return table(["method", *(head for head, _ in columns)], [[f"`{m}`", *(cell(m) for _, cell in columns)] for m in order])
 
 
 def winner(part, budget):
@@ -90,14 +94,19 @@ def provenance(parts):
 
 
 def text_of(parts):
-    out = ["KL(bf16 ‖ method), mean, in nats · share of positions with another top-1 (flips) · perplexity.", ""]
+    tokens = [f"{line['tokens'] + line['windows']:,} of {KLD[n]}" for n in KLD for line in list(parts[n].values())[:1]]
+    out = []
+    if tokens:
+        out = ["KL(bf16 ‖ method), mean, in nats · share of positions with another top-1 (flips) · perplexity. Tokens: "
+               + "; ".join(tokens) + ".", ""]
     out += main_table(parts)
     counts = [f"{NEEDLES[n]} tokens: {line['questions']} questions of {line['haystacks']} haystack(s)"
               for n in NEEDLES for line in list(parts[n].values())[:1]]
     if counts:
         out += ["", "`exact`: multi-key uuid in haystacks of nothing but needles, percent (" + "; ".join(counts) + ")."]
-    out += ["", "Who wins at how many bits: the least KL, and after it the best of the other kind (ours, published).", ""]
-    out += winners(parts)
+    if tokens:
+        out += ["", "Who wins at how many bits: the least KL, and after it the best of the other kind (ours, published).", ""]
+        out += winners(parts)
     out += ["", *provenance(parts)]
     return "\n".join(out) + "\n"
 
