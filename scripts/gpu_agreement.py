@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds a GPU's results against the CPU's with the program alone: logits of one text under several methods (mean KL
 divergence and equal most likely tokens), and greedy text token by token, with the gap between the two best logits
-where it parts. Text: needles, haystack and questions as in needle-15m's README, any model's tokenizer.
+where it parts. Text: needles, haystack and questions as in needle-15m's README (or --text FILE), any model's tokenizer.
 
   scripts/gpu_agreement.py KV2 MODEL [--device cuda:0] [--tokens 3000] [--greedy 256] [--methods bf16,quarot2,kv2]
 """
@@ -56,13 +56,14 @@ def main():
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--greedy", type=int, default=256)
     parser.add_argument("--methods", default="bf16,quarot2,kv2")
+    parser.add_argument("--text", help="a file to read instead of made-up haystacks")
     parser.add_argument("--calibration", help="a file; made here by the CPU from the same kind of text by default")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         at = lambda name: os.path.join(work, name)
         for name, seed, n in ("text", 1, a.tokens), ("calibration", 2, 40000):
             with open(at(name), "w") as f:
-                f.write(haystack(n // 8, seed))
+                f.write(open(a.text).read() if a.text else haystack(n // 8, seed))
         ids = json.loads(kv2(a.kv2, "tokenize", a.model, "--text", at("text"), "--no-bos"))[:a.tokens]
         np.save(at("ids.npy"), np.array(ids, dtype=np.int32))
         calibration = a.calibration or at("model.kv2cal")

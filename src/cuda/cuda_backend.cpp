@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/float16.h"
@@ -16,6 +17,7 @@
 #include "cuda/linear.h"
 #include "cuda/page_order.h"
 #include "cuda/recorder.h"
+#include "cuda/side_format.h"
 #include "ops/device_extras.h"
 #include "quant/page_codec.h"
 
@@ -106,13 +108,30 @@ FeedbackCoder feedback_coder(const Coder& coder, int head_dim, bool is_v) {
 }
 
 /// For signatures.
-enum Op { kEmbed, kNorm, kLinear, kRope, kTransform, kSwiglu, kAppend, kDemote, kAttend, kCopy, kCopyRows };
+enum Op {
+  kEmbed,
+  kNorm,
+  kLinear,
+  kRope,
+  kTransform,
+  kSwiglu,
+  kHeads,
+  kAppend,
+  kDemote,
+  kAttend,
+  kCopy,
+  kCopyRows
+};
 
-class CudaBackend final : public Backend, public OwnMemory, public StepRecorder {
+class CudaBackend final : public Backend,
+                          public OwnMemory,
+                          public StepRecorder,
+                          public FusedHeads,
+                          public DeviceArgMax {
  public:
   explicit CudaBackend(const CudaOptions& options)
       : info_(open(options.device)),
-        linears_(stream_, options.precision != LinearPrecision::F32),
+        linears_(stream_, options.precision != LinearPrecision::F32, info_.n_multiprocessors),
         staging_(stream_),
         recorder_(stream_) {
     if (options.n_multiprocessors > 0) info_.n_multiprocessors = options.n_multiprocessors;
@@ -135,11 +154,13 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
 
   void* allocate(size_t bytes) override { return allocate_device(bytes); }
   void release(void* memory) noexcept override {
+    rounded_ = {};
     cudaStreamSynchronize(stream_);
     cudaFree(memory);
   }
   /// Pageable host memory is read before the call returns, so the caller may reuse it.
   void upload(void* device, const void* host, size_t bytes) override {
+    rounded_ = {};
     if (bytes) check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "upload");
   }
   void download(void* host, const void* device, size_t bytes) override {
@@ -147,11 +168,13 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     sync();
   }
   void copy(void* to, const void* from, size_t bytes) override {
+    rounded_ = {};
     if (bytes == 0 || recorder_.sign(kCopy, to, from, bytes)) return;
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
   }
   void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
                  int n_rows) override {
+    rounded_ = {};
     if (row_bytes == 0 || n_rows == 0) return;
     if (recorder_.sign(kCopyRows, to, to_stride, from, from_stride, row_bytes, n_rows)) return;
     check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, static_cast<size_t>(n_rows),
@@ -163,11 +186,13 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     for (int l = 0; l < layout.shape.n_layers; l++) {
       const LayerLayout& part = layout.layer(l);
       if (part.int2_heads()) continue;
-      throw_error(ErrorCode::Unsupported,
-                  "layer {} is stored as K {} and V {}, for which there are no CUDA kernels; they read 2 "
-                  "bits with an "
-                  "offset on both sides in every layer (naive2, quarot2, oscar2, kv2); use --device cpu",
-                  l, kv2::describe(part.k), kv2::describe(part.v));
+      for (const auto& [name, side] : {std::pair{"K", &part.k}, std::pair{"V", &part.v}})
+        if (const std::string why = why_no_kernels(*side); !why.empty())
+          throw_error(
+              ErrorCode::Unsupported,
+              "layer {} stores {} as {}: {}; CUDA kernels read affine codes (naive2, quarot2, oscar2, "
+              "kv2, int4, int8) and codes per channel (kivi2, omni2); use --device cpu",
+              l, name, kv2::describe(*side), why);
     }
   }
   void sync() override { check(cudaStreamSynchronize(stream_), "an op enqueued before"); }
@@ -185,6 +210,7 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
   }
 
   void embed(const Linear& table, const EmbedParams& p) override {
+    rounded_ = {};
     const DenseLinear& t = dense(table);
     for (int r = 0; r < p.n_rows; r++)
       KV2_CHECK(p.tokens[r] >= 0 && p.tokens[r] < t.n_out(), "token {} of a vocabulary of {}", p.tokens[r],
@@ -195,16 +221,23 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     check_launch("embed");
   }
   void rms_norm(const RmsNormParams& p) override {
-    if (recorder_.sign(kNorm, p.in, p.weight, p.out, p.n_rows, p.width, p.epsilon)) return;
-    launch_rms_norm(p.in, p.weight, p.out, p.n_rows, p.width, p.epsilon, stream_);
+    // narrow rows are heads, and no linear's inputs
+    const LinearInputs in = leave_rounded(p.out, p.n_rows, p.width > 256 ? p.width : 0);
+    if (recorder_.sign(kNorm, p.in, p.weight, p.out, p.n_rows, p.width, p.epsilon, in.memory)) return;
+    launch_rms_norm(p.in, p.weight, p.out, p.n_rows, p.width, p.epsilon, in, stream_);
     check_launch("rms_norm");
   }
   void linear(const Linear& weights, const LinearParams& p) override {
     const DenseLinear& w = dense(weights);
-    if (recorder_.sign(kLinear, w.weights(), p.in, p.out, p.n_rows, p.accumulate, linears_.inputs())) return;
-    linears_.multiply(w, p);
+    const Rounded known = std::exchange(rounded_, {});
+    const bool ready = known.in.memory && known.values == p.in && known.n_rows == p.n_rows &&
+                       known.width == w.n_in() && w.bf16();
+    if (recorder_.sign(kLinear, w.weights(), p.in, p.out, p.n_rows, p.accumulate, ready, linears_.inputs()))
+      return;
+    linears_.multiply(w, p, ready ? &known.in : nullptr);
   }
   void rope(const RopeParams& p) override {
+    rounded_ = {};
     const auto* positions = put(Staging::Key::Positions, std::span(p.positions, p.n_rows));
     const auto* frequencies = put(Staging::Key::Frequencies, std::span(p.inv_frequency, p.head_dim / 2));
     if (recorder_.sign(kRope, p.x, p.n_rows, p.n_heads, p.head_dim, p.pairing)) return;
@@ -213,28 +246,75 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     check_launch("rope");
   }
   void transform(const TransformParams& p) override {
+    const TransformRows rows{p.in,     p.out,     p.matrix,     p.mean,     p.add,
+                             p.n_rows, p.n_heads, p.n_kv_heads, p.head_dim, p.transpose};
+    const bool few = transform_few_fits(rows);
+    const LinearInputs in = leave_rounded(p.out, p.n_rows, few ? p.n_heads * p.head_dim : 0);
     if (recorder_.sign(kTransform, p.in, p.out, p.matrix, p.mean, p.add, p.n_rows, p.n_heads, p.n_kv_heads,
-                       p.head_dim, p.transpose))
+                       p.head_dim, p.transpose, in.memory))
       return;
-    launch_transform(p.in, p.out, p.matrix, p.mean, p.add, p.n_rows, p.n_heads, p.n_kv_heads, p.head_dim,
-                     p.transpose, stream_);
+    if (few)
+      launch_transform_few(rows, in, stream_);
+    else
+      launch_transform(p.in, p.out, p.matrix, p.mean, p.add, p.n_rows, p.n_heads, p.n_kv_heads, p.head_dim,
+                       p.transpose, stream_);
     check_launch("transform");
   }
   void swiglu(const SwigluParams& p) override {
-    if (recorder_.sign(kSwiglu, p.gate, p.up, p.out, p.n_rows, p.width, p.stride)) return;
-    launch_swiglu(p.gate, p.up, p.out, p.n_rows, p.width, p.stride, stream_);
+    const LinearInputs in = leave_rounded(p.out, p.n_rows, p.width);
+    if (recorder_.sign(kSwiglu, p.gate, p.up, p.out, p.n_rows, p.width, p.stride, in.memory)) return;
+    launch_swiglu(p.gate, p.up, p.out, p.n_rows, p.width, p.stride, in, stream_);
     check_launch("swiglu");
+  }
+
+  bool heads(const HeadsParams& p) override {
+    const KvShape& shape = p.kv.layout.shape;
+    if (!heads_fit(p.n_rows, shape.head_dim)) return false;
+    rounded_ = {};
+    const std::vector<AppendRow> rows = append_rows(p.sequences);
+    KV2_CHECK(static_cast<int>(rows.size()) == p.n_rows, "{} rows of sequences in {}", rows.size(), p.n_rows);
+    const auto* device = put(Staging::Key::Append, std::span<const AppendRow>(rows));
+    const auto* frequencies = put(Staging::Key::Frequencies, std::span(p.inv_frequency, shape.head_dim / 2));
+    if (recorder_.sign(kHeads, p.qkv, p.q_out, p.q.norm, p.k.norm, p.q.matrix, p.k.matrix, p.v.matrix,
+                       p.kv.full, p.layer, p.n_rows, p.epsilon, p.pairing))
+      return true;
+    const auto side = [](const HeadsParams::Side& s) { return HeadRows::Side{s.norm, s.matrix, s.mean}; };
+    launch_heads({.qkv = p.qkv,
+                  .q_out = p.q_out,
+                  .rows = device,
+                  .inv_frequency = frequencies,
+                  .q = side(p.q),
+                  .k = side(p.k),
+                  .v = side(p.v),
+                  .full = full_pool(p.kv, p.layer),
+                  .n_rows = p.n_rows,
+                  .stride = (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim,
+                  .n_heads = shape.n_heads,
+                  .n_kv_heads = shape.n_kv_heads,
+                  .head_dim = shape.head_dim,
+                  .epsilon = p.epsilon,
+                  .adjacent = p.pairing == RopePairing::Adjacent,
+                  .rows_each = 0},
+                 stream_);
+    check_launch("heads");
+    return true;
+  }
+  void arg_max(const float* rows, int n_rows, int width, int32_t* best) override {
+    const size_t bytes = n_rows * sizeof(uint64_t);
+    std::vector<uint64_t> keys(n_rows);
+    auto* device = static_cast<uint64_t*>(best_.reserve(bytes));
+    launch_arg_max(rows, n_rows, width, device, stream_);
+    check_launch("arg_max");
+    download(keys.data(), device, bytes);
+    for (int i = 0; i < n_rows; i++)
+      best[i] = keys[i] ? static_cast<int32_t>(~static_cast<uint32_t>(keys[i])) : -1;
   }
 
   void append(const AppendParams& p) override {
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
-    std::vector<AppendRow> rows;
-    for (const SequenceView& s : p.sequences) {
-      KV2_CHECK(s.first_row == static_cast<int>(rows.size()) || s.n_rows == 0,
-                "rows of a sequence out of order");
-      for (int i = 0; i < s.n_rows; i++) rows.push_back({s.full_pages, s.first_pos + i});
-    }
+    rounded_ = {};
+    const std::vector<AppendRow> rows = append_rows(p.sequences);
     if (rows.empty()) return;
     const auto* device = put(Staging::Key::Append, std::span<const AppendRow>(rows));
     if (recorder_.sign(kAppend, p.k, p.v, p.kv.full, p.layer, rows.size())) return;
@@ -244,23 +324,39 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
   }
 
   void demote(const DemoteParams& p) override {
+    rounded_ = {};
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
     KV2_CHECK(p.kv.layout.packs(), "demote needs a codec");
-    const Int2Layout layout = p.kv.layout.int2(p.layer);
-    KV2_CHECK(p.k.group == layout.group && p.v.group == layout.group, "coder and layout differ in group");
+    const LayerLayout& part = p.kv.layout.layer(p.layer);
+    KV2_CHECK(p.k.group == part.k.group && p.v.group == part.v.group, "coder and layout differ in group");
     for (const Coder* coder : {&p.k, &p.v})
       if (coder->kind == CoderKind::Round && coder->range != RangeRule::MinMax)
         throw_error(ErrorCode::Unsupported,
                     "range=integer and range=lloyd have no CUDA kernels; use range=minmax or --device cpu");
+    if (!part.int2_heads() && (p.k.kind == CoderKind::Feedback || p.v.kind == CoderKind::Feedback))
+      throw_error(
+          ErrorCode::Unsupported,
+          "coder 'feedback' has CUDA kernels for 2 bits with an offset on both sides alone; layer {} is "
+          "stored as K {} and V {}; use --device cpu",
+          p.layer, kv2::describe(part.k), kv2::describe(part.v));
     if (p.pages.empty()) return;
     std::vector<DemotePage> pages;
     for (const Demotion& d : p.pages) pages.push_back({d.full_page, d.packed_page});
     const auto* device = put(Staging::Key::Demote, std::span<const DemotePage>(pages));
     if (recorder_.sign(kDemote, p.kv.full, p.kv.packed, p.layer, pages.size(), p.k.tables.f, p.v.tables.f))
       return;
-    const Pool full = full_pool(p.kv, p.layer), packed = packed_pool(p.kv, p.layer);
-    const int n = static_cast<int>(pages.size()), d = shape.head_dim, group = layout.group;
+    const Pool full = full_pool(p.kv, p.layer);
+    const int n = static_cast<int>(pages.size()), d = shape.head_dim, group = part.k.group;
+    if (!part.int2_heads()) {
+      const Sides sides = sides_of(p.kv, p.layer);
+      for (const bool is_v : {false, true})
+        launch_demote_side(full, p.kv.packed, p.kv.layout.packed_page_bytes(), device, n,
+                           is_v ? sides.v : sides.k, shape.n_kv_heads, d,
+                           is_v ? p.v.clip_index : p.k.clip_index, is_v, stream_);
+      return check_launch("demote");
+    }
+    const Pool packed = packed_pool(p.kv, p.layer);
     const bool round_k = p.k.kind == CoderKind::Round, round_v = p.v.kind == CoderKind::Round;
     if (round_k || round_v)
       launch_demote(full, packed, device, n, shape.n_kv_heads, d, group, p.k.clip_index, p.v.clip_index,
@@ -273,17 +369,21 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
   }
 
   void attend(const AttendParams& p) override {
+    rounded_ = {};
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
     const bool reads_packed = p.kv.rule.quantized && p.kv.layout.packs();
-    const int group = reads_packed ? p.kv.layout.int2(p.layer).group : default_group(shape.head_dim);
-    const bool fast = attend_has(shape.head_dim, group);
+    const bool in_sides = reads_packed && !p.kv.layout.layer(p.layer).int2_heads();
+    const int group =
+        reads_packed && !in_sides ? p.kv.layout.int2(p.layer).group : default_group(shape.head_dim);
+    const bool fast = !in_sides && attend_has(shape.head_dim, group);
     const bool one_each = std::all_of(p.sequences.begin(), p.sequences.end(),
                                       [](const SequenceView& s) { return s.n_rows <= 1; });
-    const int pairs = attend_pairs(shape, one_each, p.soft_cap);
+    const int pairs = in_sides ? kFormatPairs : attend_pairs(shape, one_each, p.soft_cap);
+    const PrefillKernel prefill =
+        in_sides ? PrefillKernel::None : prefill_kernel_for(shape.head_dim, group, p.soft_cap);
     const AttendPlan plan =
-        plan_attend(p.sequences, shape, p.kv.rule,
-                    {pairs, info_.n_multiprocessors, prefill_kernel_for(shape.head_dim, group, p.soft_cap)});
+        plan_attend(p.sequences, shape, p.kv.rule, {pairs, info_.n_multiprocessors, prefill});
     if (plan.tiles.empty()) return;
     const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
     if (recorder_.sign(kAttend, p.q, p.out, p.kv.full, p.kv.packed, p.layer, plan.tiles.size(), pairs,
@@ -299,7 +399,8 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
                     .head_dim = shape.head_dim,
                     .group = group,
                     .full = full_pool(p.kv, p.layer),
-                    .packed = packed_pool(p.kv, p.layer),
+                    .packed = in_sides ? Pool{p.kv.packed, p.kv.layout.packed_page_bytes(), 0}
+                                       : packed_pool(p.kv, p.layer),
                     .softmax_scale = p.softmax_scale,
                     .soft_cap = p.soft_cap,
                     .pages_each = plan.pages_each,
@@ -310,14 +411,17 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
                     .prefill_tiles = tiles + plan.n_tiles,
                     .n_prefill_blocks = plan.n_prefill_blocks,
                     .prefill_kernel = plan.prefill_kernel};
-    if (fast && plan.merges()) {
+    if ((fast || in_sides) && plan.merges())
       args.partials = static_cast<float*>(partials_.reserve(partial_bytes(plan, shape, pairs)));
-      args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads);
-    }
-    if (fast)
+    if (fast && plan.merges()) args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads);
+    if (in_sides) {
+      const Sides sides = sides_of(p.kv, p.layer);
+      launch_attend_formats(args, sides.k, sides.v, stream_);
+    } else if (fast) {
       launch_attend(args, pairs, stream_);
-    else
+    } else {
       launch_attend_generic(args, stream_);
+    }
     check_launch("attend");
   }
 
@@ -353,9 +457,33 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
       return static_cast<const T*>(recorder_.put(static_cast<int>(key), values.data(), values.size_bytes()));
     return staging_.put(key, values);
   }
+  /// For ops whose output may be a linear's input: where it is to be left rounded as well, and the note of
+  /// it.
+  LinearInputs leave_rounded(const float* values, int n_rows, int width) {
+    rounded_ = {};
+    if (width > 0) rounded_ = {linears_.inputs_for(n_rows, width), values, n_rows, width};
+    return rounded_.in;
+  }
+  static std::vector<AppendRow> append_rows(std::span<const SequenceView> sequences) {
+    std::vector<AppendRow> rows;
+    for (const SequenceView& s : sequences) {
+      KV2_CHECK(s.first_row == static_cast<int>(rows.size()) || s.n_rows == 0,
+                "rows of a sequence out of order");
+      for (int i = 0; i < s.n_rows; i++) rows.push_back({s.full_pages, s.first_pos + i});
+    }
+    return rows;
+  }
   static Pool full_pool(const KvView& kv, int layer) {
     return {kv.full + kv.layout.full_offset(layer, 0), kv.layout.full_page_bytes(),
             kv.layout.full_head_bytes()};
+  }
+  struct Sides {
+    PackedSide k, v;
+  };
+  static Sides sides_of(const KvView& kv, int layer) {
+    const LayerLayout& part = kv.layout.layer(layer);
+    return {packed_side(part.k, kv.layout.shape, part.k_offset()),
+            packed_side(part.v, kv.layout.shape, part.v_offset())};
   }
   static Pool packed_pool(const KvView& kv, int layer) {
     if (!kv.layout.packs()) return {};
@@ -370,12 +498,20 @@ class CudaBackend final : public Backend, public OwnMemory, public StepRecorder 
     return counters;
   }
 
+  /// What the op before left rounded for a linear: gone with any other op.
+  struct Rounded {
+    LinearInputs in;
+    const float* values = nullptr;
+    int n_rows = 0, width = 0;
+  };
+
   DeviceInfo info_;
   Stream stream_;
   Linears linears_;
   Staging staging_;
   Recorder recorder_;
-  Buffer partials_, arrivals_;
+  Rounded rounded_;
+  Buffer partials_, arrivals_, best_;
 };
 
 }  // namespace

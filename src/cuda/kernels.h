@@ -3,10 +3,13 @@
 // synchronises or throws; the caller checks cudaGetLastError. Only this header stands between .cpp and .cu.
 #pragma once
 
+#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "cuda/packed_side.h"
 
 namespace kv2::cuda {
 
@@ -16,18 +19,51 @@ bool has_code_for_this_device();
 // ---- rows
 void launch_embed(const void* table, bool is_bf16, size_t row_stride, int width, const int32_t* tokens,
                   float* out, int n_rows, cudaStream_t stream);
+/// A linear's inputs, rounded to bf16: rows [n_rows, padded], or B fragments of `columns` rows for
+/// launch_few_rows (linear_inputs.cuh). nullptr: not wanted.
+struct LinearInputs {
+  void* memory = nullptr;
+  int padded = 0, columns = 0;
+};
 void launch_rms_norm(const float* in, const float* weight, float* out, int n_rows, int width, float epsilon,
-                     cudaStream_t stream);
-/// x [n_rows, n_in] -> bf16 or f32 [n_rows, padded], zeros past n_in.
-void launch_round_rows(const float* x, void* out, bool to_bf16, int n_rows, int n_in, int padded,
+                     const LinearInputs& rounded, cudaStream_t stream);
+/// Largest values: key 0 where a row has none, else its index is 2^32 - 1 - (the key's lower half).
+void launch_arg_max(const float* rows, int n_rows, int width, uint64_t* keys, cudaStream_t stream);
+/// x [n_rows, n_in] -> f32 [n_rows, padded], zeros past n_in.
+void launch_pad_rows(const float* x, float* out, int n_rows, int n_in, int padded, cudaStream_t stream);
+/// The same to bf16, in either form; x is float, or bf16 already.
+void launch_round_rows(const void* x, bool is_bf16, const LinearInputs& out, int n_rows, int n_in,
                        cudaStream_t stream);
+/// Linears of up to 64 rows whose inputs are a multiple of 64: out = W·x + bias, or out + that.
+struct FewRows {
+  const __nv_bfloat16* weights;  // [n_out, n_in]
+  const float* bias;
+  const unsigned char* x;  // LinearInputs in fragments
+  float* out;
+  int n_in, n_out, n_rows;
+  bool accumulate;
+};
+bool few_rows_fit(int n_rows, int n_in);
+void launch_few_rows(const FewRows& p, int n_multiprocessors, cudaStream_t stream);
+void launch_some_rows(const FewRows& p, int n_multiprocessors, cudaStream_t stream);  // 17 to 64
 void launch_rope(float* x, const int64_t* positions, const float* inv_frequency, int n_rows, int n_heads,
                  int head_dim, bool adjacent, cudaStream_t stream);
 void launch_swiglu(const float* gate, const float* up, float* out, int n_rows, int width, size_t stride,
-                   cudaStream_t stream);
+                   const LinearInputs& rounded, cudaStream_t stream);
 void launch_transform(const float* in, float* out, const float* matrix, const float* mean, const float* add,
                       int n_rows, int n_heads, int n_kv_heads, int head_dim, bool transpose,
                       cudaStream_t stream);
+
+/// transform_few: the same for few rows and another `out` than `in`, with the sums left rounded, too.
+struct TransformRows {
+  const float* in;
+  float* out;
+  const float *matrix, *mean, *add;
+  int n_rows, n_heads, n_kv_heads, head_dim;
+  bool transpose;
+};
+bool transform_few_fits(const TransformRows& p);
+void launch_transform_few(const TransformRows& p, const LinearInputs& rounded, cudaStream_t stream);
 
 // ---- pages
 /// The pages of one layer: head page of (slot, kv_head) = base + slot·page_bytes + kv_head·head_bytes.
@@ -48,6 +84,25 @@ struct AppendRow {
 void launch_append(const float* k, const float* v, Pool full, const AppendRow* rows, int n_rows,
                    int n_kv_heads, int head_dim, cudaStream_t stream);
 
+/// The product with W_qkv of some rows -> q in the stored basis, and K and V in their pages.
+struct HeadRows {
+  struct Side {
+    const float *norm, *matrix, *mean;  // or nullptr; of q: K's decode matrix, applied transposed
+  };
+  const float* qkv;  // [n_rows, q | k | v], row stride `stride`
+  float* q_out;      // [n_rows, n_heads, head_dim]
+  const AppendRow* rows;
+  const float* inv_frequency;
+  Side q, k, v;
+  Pool full;
+  int n_rows, stride, n_heads, n_kv_heads, head_dim;
+  float epsilon;
+  bool adjacent;  // pairs of RoPE
+  int rows_each;  // of a block; the launcher's
+};
+bool heads_fit(int n_rows, int head_dim);
+void launch_heads(HeadRows p, cudaStream_t stream);
+
 struct DemotePage {
   int32_t full, packed;
 };
@@ -63,6 +118,11 @@ struct FeedbackCoder {
 };
 void launch_demote_feedback(Pool full, Pool packed, const DemotePage* pages, int n_pages, int n_kv_heads,
                             int head_dim, int group, const FeedbackCoder& coder, cudaStream_t stream);
+
+/// Coder `round` for one side of pages in other formats than int2.
+void launch_demote_side(Pool full, std::byte* packed, size_t page_bytes, const DemotePage* pages, int n_pages,
+                        const PackedSide& side, int n_kv_heads, int head_dim, int clip_index, bool is_v,
+                        cudaStream_t stream);
 
 // ---- attention
 /// Queries of one sequence that lie in one page and read every page in the same form: n_queries × n_heads
@@ -128,5 +188,10 @@ struct AttendArgs {
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream);
 /// Any head_dim and group, one block per query and head, f32 arithmetic: right, not fast.
 void launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
+/// Packed pages in other formats than int2: `packed` is the whole pool, without a layer's offset. Tiles have
+/// this many query and head pairs at most, always: the order of a sum over lanes goes with it.
+inline constexpr int kFormatPairs = 8;
+void launch_attend_formats(const AttendArgs& args, const PackedSide& k, const PackedSide& v,
+                           cudaStream_t stream);
 
 }  // namespace kv2::cuda

@@ -65,15 +65,37 @@ bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
   return parts > 1;
 }
 
-/// Picks one algorithm for every number of rows: without split-K, a row's bits the same alone and in a large
-/// batch, and fast at both ends. What cuBLAS recommends for one size can be 20 times slower at another.
+FewRows few_rows_of(const DenseLinear& w, const LinearInputs& in, float* out, int n_rows,
+                    Accumulate accumulate) {
+  return {.weights = static_cast<const __nv_bfloat16*>(w.weights()),
+          .bias = w.bias(),
+          .x = static_cast<const unsigned char*>(in.memory),
+          .out = out,
+          .n_in = w.padded(),
+          .n_out = w.n_out(),
+          .n_rows = n_rows,
+          .accumulate = accumulate == Accumulate::Yes};
+}
+
+/// Picks algorithms for a shape of weights, for few, some and many rows: without split-K, a row's bits the
+/// same alone and in a large batch and with all of them. What cuBLAS recommends for one size can be 20 times
+/// slower at another.
 class AlgorithmChoice {
  public:
-  AlgorithmChoice(cublasLtHandle_t handle, cudaStream_t stream, void* workspace, const DenseLinear& weights)
-      : handle_(handle), stream_(stream), workspace_(workspace), weights_(weights) {
+  AlgorithmChoice(cublasLtHandle_t handle, cudaStream_t stream, void* workspace, int n_multiprocessors,
+                  const DenseLinear& weights)
+      : handle_(handle),
+        stream_(stream),
+        workspace_(workspace),
+        n_multiprocessors_(n_multiprocessors),
+        weights_(weights) {
     large_ = static_cast<int>(std::clamp<size_t>(kMaxOutputs / weights.n_out(), 64, 1024));
     large_ = std::min(large_, weights.n_out());  // rows of the weights serve as inputs
+    few_ = std::min(8, large_);
+    some_ = std::min(64, large_);
     out_.reserve(sizeof(float) * large_ * static_cast<size_t>(weights.n_out()));
+    if (weights.bf16() && few_rows_fit(some_, weights.padded()))
+      in_.reserve(sizeof(kv2::bf16) * some_ * static_cast<size_t>(weights.padded()));
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
   }
@@ -84,34 +106,97 @@ class AlgorithmChoice {
   AlgorithmChoice(const AlgorithmChoice&) = delete;
   AlgorithmChoice& operator=(const AlgorithmChoice&) = delete;
 
-  cublasLtMatmulAlgo_t best() {
-    struct Found {
-      cublasLtMatmulAlgo_t algorithm;
-      float small, large;  // ms
-    };
+  LinearChoice best() {
     std::vector<Found> found;
     for (const cublasLtMatmulAlgo_t& a : candidates()) {
-      Found f{a, 0, 0};
-      if (time(a, 1, kRepeats, &f.small) && time(a, large_, 2, &f.large) && same_bits(a)) found.push_back(f);
+      Found f{a, 0, 0, 0};
+      if (time(a, few_, kRepeats, &f.few) && time(a, some_, kRepeats, &f.some) &&
+          time(a, large_, 2, &f.many) && same_bits(a))
+        found.push_back(f);
     }
     if (found.empty())
       throw_error(
           ErrorCode::Unsupported,
           "cuBLAS has no algorithm for a linear of {} by {} that gives a row the same bits in every batch",
           weights_.n_in(), weights_.n_out());
-    float small = INFINITY, large = INFINITY, least = INFINITY;
-    for (const Found& f : found) small = std::min(small, f.small), large = std::min(large, f.large);
-    const auto cost = [&](const Found& f) { return f.small / small + f.large / large; };
-    for (const Found& f : found) least = std::min(least, cost(f));
-    // The first that is nearly as good: so that one machine mostly chooses the same.
-    for (const Found& f : found)
-      if (cost(f) <= 1.1f * least) return f.algorithm;
-    return found.front().algorithm;
+    if (in_.bytes() > 0) {
+      const std::vector<float> own = own_outputs(few_);
+      const std::vector<Found> same = equal_to(found, own);
+      if (!same.empty()) {
+        LinearChoice choice = fastest(same);
+        // It comes with less around it than cuBLAS's.
+        choice.own_few = time_own(few_) <= 1.15f * least(same, &Found::few);
+        choice.own_some =
+            time_own(some_) <= 1.05f * least(same, &Found::some) && same_floats(own_outputs(some_), own);
+        return choice;
+      }
+    }
+    return fastest(equal_to(found, outputs(good_at_both_ends(found).algorithm, 0, few_, 0, few_)));
   }
 
  private:
   static constexpr size_t kMaxOutputs = size_t{32} << 20;
   static constexpr int kRepeats = 4, kRow = 3;  // kRow: whose bits are compared
+
+  struct Found {
+    cublasLtMatmulAlgo_t algorithm;
+    float few, some, many;  // ms
+  };
+  static float least(const std::vector<Found>& found, float Found::*ms) {
+    float out = INFINITY;
+    for (const Found& f : found) out = std::min(out, f.*ms);
+    return out;
+  }
+  /// The first that is nearly the fastest: so that one machine mostly chooses the same.
+  static cublasLtMatmulAlgo_t first_good(const std::vector<Found>& found, float Found::*ms) {
+    const float enough = 1.03f * least(found, ms);
+    for (const Found& f : found)
+      if (f.*ms <= enough) return f.algorithm;
+    return found.front().algorithm;
+  }
+  static LinearChoice fastest(const std::vector<Found>& found) {
+    return {first_good(found, &Found::few), first_good(found, &Found::some), first_good(found, &Found::many)};
+  }
+  /// One for everything, if need be.
+  static const Found& good_at_both_ends(const std::vector<Found>& found) {
+    const float few = least(found, &Found::few), many = least(found, &Found::many);
+    const auto cost = [&](const Found& f) { return f.few / few + f.many / many; };
+    return *std::min_element(found.begin(), found.end(),
+                             [&](const Found& a, const Found& b) { return cost(a) < cost(b); });
+  }
+  std::vector<Found> equal_to(const std::vector<Found>& found, const std::vector<float>& want) {
+    std::vector<Found> out;
+    for (const Found& f : found) {
+      const std::vector<float> got = outputs(f.algorithm, 0, few_, 0, few_);
+      if (same_floats(got, want)) out.push_back(f);
+    }
+    return out;
+  }
+  static bool same_floats(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), sizeof(float) * a.size()) == 0;
+  }
+  /// Inputs of few_rows.cu: the first rows of the weights.
+  LinearInputs fragments(int n_rows) {
+    const LinearInputs in{in_.reserve(0), weights_.padded(), n_rows};
+    launch_round_rows(weights_.weights(), true, in, n_rows, weights_.padded(), stream_);
+    return in;
+  }
+  bool multiply_own(const LinearInputs& in) {
+    launch_few_rows(
+        few_rows_of(weights_, in, static_cast<float*>(out_.reserve(0)), in.columns, Accumulate::No),
+        n_multiprocessors_, stream_);
+    return cudaGetLastError() == cudaSuccess;
+  }
+  float time_own(int n_rows) {
+    const LinearInputs in = fragments(n_rows);
+    float ms = INFINITY;
+    time([&] { return multiply_own(in); }, kRepeats, &ms);
+    return ms;
+  }
+  /// The first few_ rows of a product of n_rows.
+  std::vector<float> own_outputs(int n_rows) {
+    return multiply_own(fragments(n_rows)) ? rows_of_output(0, few_) : std::vector<float>{};
+  }
 
   /// What cuBLAS recommends for few, some and many rows, in that order.
   std::vector<cublasLtMatmulAlgo_t> candidates() {
@@ -156,27 +241,35 @@ class AlgorithmChoice {
   }
   /// The fastest of `repeats` after one to warm up; false where the algorithm does not do this size.
   bool time(const cublasLtMatmulAlgo_t& a, int n_rows, int repeats, float* ms) {
+    return time([&] { return multiply(a, 0, n_rows); }, repeats, ms);
+  }
+  template <class Run>
+  bool time(const Run& run, int repeats, float* ms) {
     *ms = INFINITY;
     for (int i = 0; i <= repeats; i++) {
       check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
-      if (!multiply(a, 0, n_rows)) return false;
+      if (!run()) return false;
       check(cudaEventRecord(end_, stream_), "cudaEventRecord");
-      check(cudaEventSynchronize(end_), "cublasLtMatmul");
+      check(cudaEventSynchronize(end_), "a linear");
       float t = 0;
       check(cudaEventElapsedTime(&t, begin_, end_), "cudaEventElapsedTime");
       if (i > 0) *ms = std::min(*ms, t);
     }
     return true;
   }
-  std::vector<float> outputs(const cublasLtMatmulAlgo_t& a, int first_row, int n_rows, int row) {
-    std::vector<float> host(weights_.n_out());
-    if (!multiply(a, first_row, n_rows)) return {};
-    check(cudaMemcpyAsync(host.data(),
-                          static_cast<const float*>(out_.reserve(0)) + static_cast<size_t>(row) * host.size(),
-                          sizeof(float) * host.size(), cudaMemcpyDeviceToHost, stream_),
+  std::vector<float> rows_of_output(int row, int n_rows) {
+    std::vector<float> host(static_cast<size_t>(n_rows) * weights_.n_out());
+    const auto* from =
+        static_cast<const float*>(out_.reserve(0)) + static_cast<size_t>(row) * weights_.n_out();
+    check(cudaMemcpyAsync(host.data(), from, sizeof(float) * host.size(), cudaMemcpyDeviceToHost, stream_),
           "cudaMemcpyAsync");
-    check(cudaStreamSynchronize(stream_), "cublasLtMatmul");
+    check(cudaStreamSynchronize(stream_), "a linear");
     return host;
+  }
+  /// `take` rows from `row` on of a product of n_rows inputs.
+  std::vector<float> outputs(const cublasLtMatmulAlgo_t& a, int first_row, int n_rows, int row,
+                             int take = 1) {
+    return multiply(a, first_row, n_rows) ? rows_of_output(row, take) : std::vector<float>{};
   }
   bool same_bits(const cublasLtMatmulAlgo_t& a) {
     if (large_ <= kRow) return true;
@@ -194,9 +287,10 @@ class AlgorithmChoice {
   cublasLtHandle_t handle_;
   cudaStream_t stream_;
   void* workspace_;
+  int n_multiprocessors_;
   const DenseLinear& weights_;
-  int large_;
-  Buffer out_;
+  int few_, some_, large_;
+  Buffer in_, out_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
@@ -237,7 +331,8 @@ DenseLinear::DenseLinear(const LinearSource& source, bool bf16)
   check(cudaDeviceSynchronize(), "upload of weights");
 }
 
-Linears::Linears(cudaStream_t stream, bool bf16) : stream_(stream), bf16_(bf16) {
+Linears::Linears(cudaStream_t stream, bool bf16, int n_multiprocessors)
+    : stream_(stream), bf16_(bf16), n_multiprocessors_(n_multiprocessors) {
   check(cublasLtCreate(&handle_), "cublasLtCreate");
   workspace_.reserve(kWorkspace);
 }
@@ -250,38 +345,62 @@ size_t Linears::scratch_bytes(int n_rows, int max_width) const {
   return kWorkspace + static_cast<size_t>(n_rows) * ((max_width + 7) / 8 * 8) * (bf16_ ? 2 : 4);
 }
 
-const cublasLtMatmulAlgo_t& Linears::algorithm(const DenseLinear& weights) {
+const LinearChoice& Linears::choice(const DenseLinear& weights) {
   const auto [at, is_new] =
-      algorithms_.try_emplace(Shape{weights.n_out(), weights.padded(), weights.bias() != nullptr});
+      choices_.try_emplace(Shape{weights.n_out(), weights.padded(), weights.bias() != nullptr});
   if (!is_new) return at->second;
   try {
-    at->second = AlgorithmChoice(handle_, stream_, workspace_.reserve(kWorkspace), weights).best();
+    at->second =
+        AlgorithmChoice(handle_, stream_, workspace_.reserve(kWorkspace), n_multiprocessors_, weights).best();
   } catch (...) {
-    algorithms_.erase(at);
+    choices_.erase(at);
     throw;
   }
   return at->second;
 }
 
 void Linears::prepare(const DenseLinear& weights) {
-  algorithm(weights);
+  choice(weights);
 }
 
-void Linears::multiply(const DenseLinear& weights, const LinearParams& p) {
+LinearInputs Linears::inputs_for(int n_rows, int n_in) {
+  if (!bf16_ || n_in % 8 != 0) return {};
+  return {inputs_.reserve(static_cast<size_t>(n_rows) * n_in * sizeof(kv2::bf16)), n_in,
+          few_rows_fit(n_rows, n_in) ? n_rows : 0};
+}
+
+void Linears::multiply(const DenseLinear& weights, const LinearParams& p, const LinearInputs* rounded) {
   if (p.n_rows == 0) return;
-  const size_t element = weights.bf16() ? 2 : 4;
-  const void* in = p.in;
-  if (weights.bf16() || weights.padded() != weights.n_in()) {
-    void* rounded = inputs_.reserve(static_cast<size_t>(p.n_rows) * weights.padded() * element);
-    launch_round_rows(p.in, rounded, weights.bf16(), p.n_rows, weights.n_in(), weights.padded(), stream_);
+  const LinearChoice& c = choice(weights);
+  const int padded = weights.padded();
+  const bool fits = weights.bf16() && few_rows_fit(p.n_rows, padded),
+             // two additions round in an order of their own
+      own = fits && (p.n_rows <= LinearChoice::kFew ? c.own_few : c.own_some) &&
+            !(weights.bias() && p.accumulate == Accumulate::Yes);
+  LinearInputs in{nullptr, padded, own ? p.n_rows : 0};
+  if (rounded && rounded->columns == in.columns) {
+    in = *rounded;
+  } else if (weights.bf16()) {
+    in.memory = inputs_.reserve(static_cast<size_t>(p.n_rows) * padded * sizeof(kv2::bf16));
+    launch_round_rows(p.in, false, in, p.n_rows, weights.n_in(), stream_);
     check_launch("round_rows");
-    in = rounded;
+  } else if (padded != weights.n_in()) {
+    in.memory = inputs_.reserve(static_cast<size_t>(p.n_rows) * padded * sizeof(float));
+    launch_pad_rows(p.in, static_cast<float*>(in.memory), p.n_rows, weights.n_in(), padded, stream_);
+    check_launch("pad_rows");
+  }
+  if (own) {
+    launch_few_rows(few_rows_of(weights, in, p.out, p.n_rows, p.accumulate), n_multiprocessors_, stream_);
+    return check_launch("few_rows");
   }
   const Product product(weights, p.n_rows);
   const float one = 1.0f, beta = p.accumulate == Accumulate::Yes ? 1.0f : 0.0f;
-  check(cublasLtMatmul(handle_, product.operation, &one, weights.weights(), product.weights, in, product.in,
-                       &beta, p.out, product.out, p.out, product.out, &algorithm(weights),
-                       workspace_.reserve(kWorkspace), kWorkspace, stream_),
+  const cublasLtMatmulAlgo_t& algorithm = p.n_rows <= LinearChoice::kFew    ? c.few
+                                          : p.n_rows <= LinearChoice::kSome ? c.some
+                                                                            : c.many;
+  check(cublasLtMatmul(handle_, product.operation, &one, weights.weights(), product.weights,
+                       in.memory ? in.memory : p.in, product.in, &beta, p.out, product.out, p.out,
+                       product.out, &algorithm, workspace_.reserve(kWorkspace), kWorkspace, stream_),
         "cublasLtMatmul");
 }
 

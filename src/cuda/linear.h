@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linears of the CUDA backend: weights in bf16 (or f32), rows padded to 16 bytes, multiplied by cuBLASLt with
-// f32 accumulation and output. One algorithm per shape of weights, without split-K, chosen once by timing and
-// used for every number of rows: a row's bits must not depend on the batch it comes in.
+// f32 accumulation and output, or by few_rows.cu and some_rows.cu for up to 64 rows. All of them are without
+// split-K and give a row the same bits (compared once for every shape of weights, on those weights), so that
+// each number of rows gets what is fastest for it: a row's bits must not depend on the batch it comes in.
 #pragma once
 
 #include <cublasLt.h>
@@ -12,6 +13,7 @@
 #include <tuple>
 
 #include "cuda/device_memory.h"
+#include "cuda/kernels.h"
 #include "ops/backend.h"
 
 namespace kv2::cuda {
@@ -37,30 +39,42 @@ class DenseLinear final : public Linear {
   float* bias_data_ = nullptr;
 };
 
+/// What multiplies by weights of one shape. Chosen by timing among what gives the same bits.
+struct LinearChoice {
+  static constexpr int kFew = 16, kSome = 64;  // rows at most
+  cublasLtMatmulAlgo_t few, some, many;
+  bool own_few = false, own_some = false;  // few_rows.cu, some_rows.cu instead
+};
+
 class Linears {
  public:
-  Linears(cudaStream_t stream, bool bf16);
+  Linears(cudaStream_t stream, bool bf16, int n_multiprocessors);
   ~Linears();
   Linears(const Linears&) = delete;
   Linears& operator=(const Linears&) = delete;
 
   bool bf16() const { return bf16_; }
-  /// Chooses the algorithm now, by timing it on these weights; it would happen at the first product.
+  /// Chooses algorithms now, by timing them on these weights; it would happen at the first product.
   void prepare(const DenseLinear& weights);
-  void multiply(const DenseLinear& weights, const LinearParams& p);
+  /// Where the kernel that makes the inputs of a linear may leave them rounded; memory is nullptr where that
+  /// is of no use. Good until the next product or the next call.
+  LinearInputs inputs_for(int n_rows, int n_in);
+  /// `rounded`: what inputs_for said, where p.in has been left there; else nullptr.
+  void multiply(const DenseLinear& weights, const LinearParams& p, const LinearInputs* rounded);
   size_t scratch_bytes(int n_rows, int max_width) const;
   /// Where rounded inputs are now.
   const void* inputs() const { return inputs_.data(); }
 
  private:
   using Shape = std::tuple<int, int, bool>;  // n_out, padded n_in, bias
-  const cublasLtMatmulAlgo_t& algorithm(const DenseLinear& weights);
+  const LinearChoice& choice(const DenseLinear& weights);
 
   cudaStream_t stream_;
   bool bf16_;
+  int n_multiprocessors_;
   cublasLtHandle_t handle_ = nullptr;
   Buffer inputs_, workspace_;
-  std::map<Shape, cublasLtMatmulAlgo_t> algorithms_;
+  std::map<Shape, LinearChoice> choices_;
 };
 
 }  // namespace kv2::cuda

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/bf16_bits.cuh"
 #include "cuda/demote_fragments.h"
 #include "cuda/fragment.h"
 #include "cuda/kernels.h"
@@ -14,13 +15,6 @@ namespace kv2::cuda {
 namespace {
 
 constexpr int kPage = 64;
-
-/// base/float16.h's to_bf16: nearest even, NaN keeps its upper bits and becomes quiet.
-__device__ uint16_t to_bf16_bits(float x) {
-  const uint32_t u = __float_as_uint(x);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40);
-  return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
-}
 
 __global__ void append_kernel(const float* k, const float* v, Pool full, const AppendRow* rows,
                               int n_kv_heads, int d) {

@@ -4,6 +4,10 @@
 #include <cuda_bf16.h>
 
 #include "cuda/kernels.h"
+#include "cuda/linear_inputs.cuh"
+#include "cuda/norm.cuh"
+#include "cuda/overlap.cuh"
+#include "cuda/rope.cuh"
 
 namespace kv2::cuda {
 namespace {
@@ -18,69 +22,131 @@ __global__ void embed_kernel(const T* table, size_t row_stride, int width, const
   for (int i = threadIdx.x; i < width; i += kThreads) to[i] = static_cast<float>(from[i]);
 }
 
-__global__ void rms_norm_kernel(const float* in, const float* weight, float* out, int n_rows, int width,
-                                float epsilon) {
-  // narrow rows (QK norms): a warp each; wide rows: the block. Which one depends on the width alone.
-  const bool narrow = width <= 256;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const size_t row = narrow ? static_cast<size_t>(blockIdx.x) * (kThreads / 32) + warp : blockIdx.x;
-  const int first = narrow ? lane : threadIdx.x, step = narrow ? 32 : kThreads;
-  const bool inside = row < static_cast<size_t>(n_rows);
+/// Narrow rows (QK norms): a warp each.
+__global__ void rms_norm_narrow_kernel(const float* in, const float* weight, float* out, int n_rows,
+                                       int width, float epsilon) {
+  wait_for_inputs();
+  let_next_begin();
+  const int lane = threadIdx.x % 32;
+  const size_t row = static_cast<size_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  if (row >= static_cast<size_t>(n_rows)) return;
   const float* x = in + row * width;
   float sum = 0;
-  if (inside)
-    for (int i = first; i < width; i += step) sum = fmaf(x[i], x[i], sum);
-  for (int m = 16; m; m >>= 1) sum += __shfl_xor_sync(~0u, sum, m);
-  if (!narrow) {
-    __shared__ float sums[kThreads / 32];
-    if (lane == 0) sums[warp] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int w = 0; w < kThreads / 32; w++) sum += sums[w];
+  for (int i = lane; i < width; i += 32) sum = fmaf(x[i], x[i], sum);
+  const float factor = norm_factor(warp_sum(sum), width, epsilon);
+  for (int i = lane; i < width; i += 32) out[row * width + i] = x[i] * factor * weight[i];
+}
+
+constexpr int kWideThreads = 512, kWideEach = 4;  // float4 of a thread in registers
+
+/// Wide rows: the block. How a row is summed depends on its width alone.
+__global__ void __launch_bounds__(kWideThreads)
+    rms_norm_wide_kernel(const float* in, const float* weight, float* out, int width, float epsilon,
+                         const LinearInputs rounded) {
+  __shared__ float sums[kWideThreads / 32];
+  const size_t row = blockIdx.x;
+  const auto* w4 = reinterpret_cast<const float4*>(weight);
+  const int n4 = width / 4;
+  float4 w[kWideEach], x[kWideEach];
+#pragma unroll
+  for (int v = 0; v < kWideEach; v++) {
+    const int i = threadIdx.x + v * kWideThreads;
+    if (i < n4) w[v] = __ldg(w4 + i);
   }
-  if (!inside) return;
-  const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(width)) + epsilon));
-  for (int i = first; i < width; i += step) out[row * width + i] = x[i] * factor * weight[i];
+  let_next_begin();
+  wait_for_inputs();
+  const auto* x4 = reinterpret_cast<const float4*>(in + row * width);
+  float sum = 0;
+#pragma unroll
+  for (int v = 0; v < kWideEach; v++) {
+    const int i = threadIdx.x + v * kWideThreads;
+    if (i < n4) x[v] = x4[i];
+  }
+#pragma unroll
+  for (int v = 0; v < kWideEach; v++) {
+    if (static_cast<int>(threadIdx.x) + v * kWideThreads >= n4) break;
+    sum = fmaf(x[v].x, x[v].x, sum);
+    sum = fmaf(x[v].y, x[v].y, sum);
+    sum = fmaf(x[v].z, x[v].z, sum);
+    sum = fmaf(x[v].w, x[v].w, sum);
+  }
+  const float factor = norm_factor(block_sum<kWideThreads>(sum, sums), width, epsilon);
+#pragma unroll
+  for (int v = 0; v < kWideEach; v++) {
+    const int i = threadIdx.x + v * kWideThreads;
+    if (i >= n4) break;
+    const float4 y{x[v].x * factor * w[v].x, x[v].y * factor * w[v].y, x[v].z * factor * w[v].z,
+                   x[v].w * factor * w[v].w};
+    reinterpret_cast<float4*>(out + row * width)[i] = y;
+    store_input4(rounded, static_cast<int>(row), 4 * i, y);
+  }
+}
+
+/// Rows of any width.
+__global__ void rms_norm_any_kernel(const float* in, const float* weight, float* out, int width,
+                                    float epsilon, const LinearInputs rounded) {
+  wait_for_inputs();
+  let_next_begin();
+  __shared__ float sums[kThreads / 32];
+  const size_t row = blockIdx.x;
+  const float* x = in + row * width;
+  float sum = 0;
+  for (int i = threadIdx.x; i < width; i += kThreads) sum = fmaf(x[i], x[i], sum);
+  const float factor = norm_factor(block_sum<kThreads>(sum, sums), width, epsilon);
+  for (int i = threadIdx.x; i < width; i += kThreads) {
+    const float y = x[i] * factor * weight[i];
+    out[row * width + i] = y;
+    store_input(rounded, static_cast<int>(row), i, y);
+  }
 }
 
 template <class T>
-__global__ void round_rows_kernel(const float* x, T* out, int n_in, int padded) {
+__global__ void round_rows_kernel(const T* x, const LinearInputs out, int n_in) {
+  wait_for_inputs();
+  let_next_begin();
+  const int row = blockIdx.x;
+  const T* from = x + static_cast<size_t>(row) * n_in;
+  for (int i = blockIdx.y * kThreads + threadIdx.x; i < out.padded; i += kThreads * gridDim.y)
+    store_input(out, row, i, i < n_in ? static_cast<float>(from[i]) : 0.0f);
+}
+__global__ void pad_rows_kernel(const float* x, float* out, int n_in, int padded) {
   const float* from = x + static_cast<size_t>(blockIdx.x) * n_in;
-  T* to = out + static_cast<size_t>(blockIdx.x) * padded;
+  float* to = out + static_cast<size_t>(blockIdx.x) * padded;
   for (int i = blockIdx.y * kThreads + threadIdx.x; i < padded; i += kThreads * gridDim.y)
-    to[i] = static_cast<T>(i < n_in ? from[i] : 0.0f);
+    to[i] = i < n_in ? from[i] : 0.0f;
 }
 
-// The angle is a product in double: at position 131071 a float product is off by up to 4e-3 radians.
 __global__ void rope_kernel(float* x, const int64_t* positions, const float* inv_frequency, int n_heads,
                             int head_dim, bool adjacent) {
   const int half = head_dim / 2;
   float* row = x + static_cast<size_t>(blockIdx.x) * n_heads * head_dim;
   const double pos = static_cast<double>(positions[blockIdx.x]);
   for (int i = threadIdx.x; i < half; i += blockDim.x) {
-    double s, c;
-    sincos(pos * inv_frequency[i], &s, &c);
+    const float2 angle = rope_angle(pos, inv_frequency[i]);
     const int first = adjacent ? 2 * i : i, second = adjacent ? 2 * i + 1 : i + half;
     for (int h = blockIdx.y * blockDim.y + threadIdx.y; h < n_heads; h += blockDim.y * gridDim.y) {
       float* head = row + static_cast<size_t>(h) * head_dim;
-      const float a = head[first], b = head[second];
-      const float fc = static_cast<float>(c), fs = static_cast<float>(s);
-      head[first] = fmaf(a, fc, -(b * fs));
-      head[second] = fmaf(a, fs, b * fc);
+      rope_rotate(head[first], head[second], angle);
     }
   }
 }
 
-__global__ void swiglu_kernel(const float* gate, const float* up, float* out, int width, size_t stride) {
+__global__ void swiglu_kernel(const float* gate, const float* up, float* out, int width, size_t stride,
+                              const LinearInputs rounded) {
+  wait_for_inputs();
+  let_next_begin();
   const size_t row = blockIdx.x;
   for (int i = blockIdx.y * kThreads + threadIdx.x; i < width; i += kThreads * gridDim.y) {
     const float g = gate[row * stride + i];
-    out[row * width + i] = __fdiv_rn(g, 1.0f + expf(-g)) * up[row * stride + i];
+    const float y = __fdiv_rn(g, 1.0f + expf(-g)) * up[row * stride + i];
+    out[row * width + i] = y;
+    store_input(rounded, static_cast<int>(row), i, y);
   }
 }
 
-unsigned parts(int width) {
-  const int n = (width + 4 * kThreads - 1) / (4 * kThreads);
+/// Blocks of a row: few rows are spread over more.
+unsigned parts(int width, int n_rows) {
+  const int each = (n_rows <= 16 ? 1 : 4) * kThreads, n = (width + each - 1) / each;
   return static_cast<unsigned>(n < 1 ? 1 : n);
 }
 
@@ -104,19 +170,32 @@ void launch_embed(const void* table, bool is_bf16, size_t row_stride, int width,
 }
 
 void launch_rms_norm(const float* in, const float* weight, float* out, int n_rows, int width, float epsilon,
-                     cudaStream_t stream) {
-  const int per_block = width <= 256 ? kThreads / 32 : 1;
-  rms_norm_kernel<<<(n_rows + per_block - 1) / per_block, kThreads, 0, stream>>>(in, weight, out, n_rows,
-                                                                                 width, epsilon);
+                     const LinearInputs& rounded, cudaStream_t stream) {
+  if (width <= 256) {
+    const int per_block = kThreads / 32;
+    return launch_overlapped(rms_norm_narrow_kernel, (n_rows + per_block - 1) / per_block, kThreads, 0,
+                             stream, in, weight, out, n_rows, width, epsilon);
+  }
+  if (width % 4 == 0 && width <= 4 * kWideThreads * kWideEach)
+    return launch_overlapped(rms_norm_wide_kernel, n_rows, kWideThreads, 0, stream, in, weight, out, width,
+                             epsilon, rounded);
+  launch_overlapped(rms_norm_any_kernel, n_rows, kThreads, 0, stream, in, weight, out, width, epsilon,
+                    rounded);
 }
 
-void launch_round_rows(const float* x, void* out, bool to_bf16, int n_rows, int n_in, int padded,
+void launch_pad_rows(const float* x, float* out, int n_rows, int n_in, int padded, cudaStream_t stream) {
+  pad_rows_kernel<<<dim3(n_rows, parts(padded, n_rows)), kThreads, 0, stream>>>(x, out, n_in, padded);
+}
+
+void launch_round_rows(const void* x, bool is_bf16, const LinearInputs& out, int n_rows, int n_in,
                        cudaStream_t stream) {
-  const dim3 grid(n_rows, parts(padded));
-  if (to_bf16)
-    round_rows_kernel<<<grid, kThreads, 0, stream>>>(x, static_cast<__nv_bfloat16*>(out), n_in, padded);
+  const dim3 grid(n_rows, parts(out.padded, n_rows));
+  if (is_bf16)
+    launch_overlapped(round_rows_kernel<__nv_bfloat16>, grid, kThreads, 0, stream,
+                      static_cast<const __nv_bfloat16*>(x), out, n_in);
   else
-    round_rows_kernel<<<grid, kThreads, 0, stream>>>(x, static_cast<float*>(out), n_in, padded);
+    launch_overlapped(round_rows_kernel<float>, grid, kThreads, 0, stream, static_cast<const float*>(x), out,
+                      n_in);
 }
 
 void launch_rope(float* x, const int64_t* positions, const float* inv_frequency, int n_rows, int n_heads,
@@ -126,8 +205,9 @@ void launch_rope(float* x, const int64_t* positions, const float* inv_frequency,
 }
 
 void launch_swiglu(const float* gate, const float* up, float* out, int n_rows, int width, size_t stride,
-                   cudaStream_t stream) {
-  swiglu_kernel<<<dim3(n_rows, parts(width)), kThreads, 0, stream>>>(gate, up, out, width, stride);
+                   const LinearInputs& rounded, cudaStream_t stream) {
+  launch_overlapped(swiglu_kernel, dim3(n_rows, parts(width, n_rows)), kThreads, 0, stream, gate, up, out,
+                    width, stride, rounded);
 }
 
 }  // namespace kv2::cuda

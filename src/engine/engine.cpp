@@ -151,7 +151,9 @@ std::vector<GenerateEvent> Engine::Impl::advance(const std::vector<Share>& share
     const bool complete = share.n_rows == s.pending();
     s.n_cached += share.n_rows;
     if (!complete) continue;
-    const int32_t token = s.sampler.pick({logits.data() + row++ * vocab, vocab});
+    const int32_t token =
+        greedy ? require_token(best[row], vocab) : s.sampler.pick({logits.data() + row * vocab, vocab});
+    row++;
     const FinishReason finish = s.push(token, model.config().eos, options.context);
     events.push_back({.request = s.id, .token = token, .finish = finish, .reused_tokens = s.n_reused});
     if (finish == FinishReason::None) continue;
@@ -169,8 +171,16 @@ std::vector<GenerateEvent> Engine::Impl::step() {
   const std::vector<Share> shares = schedule();
   if (shares.empty()) return {};
   const Batch batch = make_batch(shares);
-  logits.resize(batch.logit_rows.size() * model.config().vocab);
-  model.forward(batch, cache, logits, nullptr);
+  // One sequence that samples needs logits on the host, and they come for all.
+  greedy = std::all_of(shares.begin(), shares.end(),
+                       [&](const Share& s) { return running[s.index].sampler.greedy(); });
+  if (greedy) {
+    best.resize(batch.logit_rows.size());
+    model.forward_best(batch, cache, best);
+  } else {
+    logits.resize(batch.logit_rows.size() * model.config().vocab);
+    model.forward(batch, cache, logits, nullptr);
+  }
   return advance(shares);
 }
 

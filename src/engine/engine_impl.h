@@ -36,7 +36,9 @@ struct Engine::Impl {
   KvCache cache;
   std::deque<Sequence> waiting, running;
   std::vector<GenerateEvent> kept;  // of other requests, while generate() looks at one
-  std::vector<float> logits;        // [rows of a step that sample, vocab]
+  std::vector<float> logits;        // [rows of a step that sample, vocab], unless it is greedy
+  std::vector<int32_t> best;        // [rows of a step that sample], if it is
+  bool greedy = true;               // of the step
   int64_t next_id = 1;
 
  private:

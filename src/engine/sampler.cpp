@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "ops/arg_max.h"
 
 namespace kv2 {
 namespace {
@@ -21,20 +22,18 @@ bool better(const std::pair<float, int32_t>& a, const std::pair<float, int32_t>&
   return a.first != b.first ? a.first > b.first : a.second < b.second;
 }
 
-[[noreturn]] void no_logit(size_t n) {
-  throw_error(ErrorCode::BadFile,
-              "all {} logits are NaN or -inf: weights of the model overflow or are damaged", n);
-}
-
-int32_t arg_max(std::span<const float> logits) {
-  int32_t best = -1;
-  for (size_t i = 0; i < logits.size(); i++)
-    if (logits[i] > (best < 0 ? -INFINITY : logits[best])) best = static_cast<int32_t>(i);
-  if (best < 0) no_logit(logits.size());
-  return best;
+int32_t best_of(std::span<const float> logits) {
+  return require_token(arg_max(logits), logits.size());
 }
 
 }  // namespace
+
+int32_t require_token(int32_t best, size_t n_logits) {
+  if (best < 0)
+    throw_error(ErrorCode::BadFile,
+                "all {} logits are NaN or -inf: weights of the model overflow or are damaged", n_logits);
+  return best;
+}
 
 void SamplingParams::validate() const {
   const auto bad = [](const char* field, double value, const char* range) {
@@ -82,13 +81,13 @@ size_t Sampler::nucleus(double total) {
 }
 
 int32_t Sampler::pick(std::span<const float> logits) {
-  if (params_.temperature == 0) return arg_max(logits);
+  if (greedy()) return best_of(logits);
   candidates_.clear();
   n_sorted_ = 0;
   for (size_t i = 0; i < logits.size(); i++)
     if (logits[i] > -INFINITY)
       candidates_.emplace_back(logits[i] / params_.temperature, static_cast<int32_t>(i));
-  if (candidates_.empty()) no_logit(logits.size());
+  if (candidates_.empty()) require_token(-1, logits.size());
 
   if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < candidates_.size()) {
     keep_best(params_.top_k);
@@ -97,7 +96,7 @@ int32_t Sampler::pick(std::span<const float> logits) {
     std::iter_swap(candidates_.begin(), std::min_element(candidates_.begin(), candidates_.end(), better));
   }
   const double best = candidates_[0].first;
-  if (best == INFINITY) return arg_max(logits);
+  if (best == INFINITY) return best_of(logits);
   const auto weight = [&](const auto& c) { return std::exp(static_cast<double>(c.first) - best); };
   if (params_.top_p < 1) {
     double total = 0;

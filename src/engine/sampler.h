@@ -12,11 +12,16 @@
 
 namespace kv2 {
 
+/// `best`, an arg_max of logits; throws BadFile where it is none.
+int32_t require_token(int32_t best, size_t n_logits);
+
 class Sampler {
  public:
   explicit Sampler(const SamplingParams& params);
   /// logits [vocab]; NaN and -inf logits are never picked; throws BadFile when none is left.
   int32_t pick(std::span<const float> logits);
+  /// pick() is arg_max (ops/arg_max.h).
+  bool greedy() const { return params_.temperature == 0; }
 
  private:
   uint64_t next();

@@ -29,13 +29,19 @@ class Forward {
               n_rows_);
   }
 
-  void run(std::span<float> logits) {
+  /// Where results go: whole rows of logits, or the best token of each.
+  struct Results {
+    float* logits = nullptr;
+    int32_t* best = nullptr;
+  };
+
+  void run(const Results& results) {
     // Steps of single rows come again and again; prompts do not, and an observer looks at results.
     if (observer_ == nullptr && n_rows_ == static_cast<int>(step_.sequences.size()))
       run_step(b_, [this] { body(); });
     else
       body();
-    head(logits);
+    head(results);
   }
 
  private:
@@ -52,6 +58,36 @@ class Forward {
     const auto transforms = cache_.transforms(layer);
     norm(at(m_.plan.x), w.attention_norm, at(m_.plan.normed), n_rows_, c_.hidden);
     b_.linear(*w.qkv, {.in = at(m_.plan.normed), .out = at(m_.plan.qkv), .n_rows = n_rows_});
+    if (observer_ || !heads_at_once(layer, w, transforms)) heads(layer, w, transforms);
+    if (!step_.demotions.empty())
+      b_.demote({.layer = layer,
+                 .k = cache_.coder_k(layer),
+                 .v = cache_.coder_v(layer),
+                 .kv = step_.kv,
+                 .pages = step_.demotions});
+    float* out = at(m_.plan.attention);  // in the stored basis
+    b_.attend({.layer = layer,
+               .q = q_,
+               .out = out,
+               .kv = step_.kv,
+               .sequences = step_.sequences,
+               .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
+               .soft_cap = 0});
+    if (transforms.v_decode) {
+      float* back = at(m_.plan.q);  // queries have been read
+      transform(out, back, c_.n_heads, transforms.v_decode, {.add = transforms.v_mean}, Basis::Rows);
+      out = back;
+    }
+
+    if (observer_) {
+      observe(out, c_.n_heads, &seen_.attention_out);
+      report(layer);
+    }
+    b_.linear(*w.o, {.in = out, .out = at(m_.plan.x), .n_rows = n_rows_, .accumulate = Accumulate::Yes});
+  }
+
+  /// From q, k and v as they come to queries in the stored basis and rows in pages.
+  void heads(int layer, const LayerWeights& w, const KvCache::DeviceTransform& transforms) {
     split_qkv();
     if (c_.qk_norm) {
       norm(q_, w.q_norm, q_, n_rows_ * c_.n_heads, c_.head_dim);
@@ -65,31 +101,24 @@ class Forward {
       observe(k_, c_.n_kv_heads, &seen_.k);
       observe(v_, c_.n_kv_heads, &seen_.v);
     }
-
     into_basis(transforms);
     b_.append({.layer = layer, .k = k_, .v = v_, .kv = step_.kv, .sequences = step_.sequences});
-    if (!step_.demotions.empty())
-      b_.demote({.layer = layer,
-                 .k = cache_.coder_k(layer),
-                 .v = cache_.coder_v(layer),
-                 .kv = step_.kv,
-                 .pages = step_.demotions});
-    float* out = at(m_.plan.attention);
-    b_.attend({.layer = layer,
-               .q = q_,
-               .out = out,
-               .kv = step_.kv,
-               .sequences = step_.sequences,
-               .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
-               .soft_cap = 0});
-    if (transforms.v_decode)
-      transform(out, c_.n_heads, transforms.v_decode, {.add = transforms.v_mean}, Basis::Rows);
-
-    if (observer_) {
-      observe(out, c_.n_heads, &seen_.attention_out);
-      report(layer);
-    }
-    b_.linear(*w.o, {.in = out, .out = at(m_.plan.x), .n_rows = n_rows_, .accumulate = Accumulate::Yes});
+  }
+  /// The same in one op, where the backend has it.
+  bool heads_at_once(int layer, const LayerWeights& w, const KvCache::DeviceTransform& t) {
+    q_ = at(m_.plan.q);
+    return fused_heads(b_, {.layer = layer,
+                            .qkv = at(m_.plan.qkv),
+                            .q_out = q_,
+                            .q = {.norm = c_.qk_norm ? w.q_norm.floats() : nullptr, .matrix = t.k_decode},
+                            .k = {c_.qk_norm ? w.k_norm.floats() : nullptr, t.k_encode, t.k_mean},
+                            .v = {.matrix = t.v_encode, .mean = t.v_mean},
+                            .epsilon = c_.rms_epsilon,
+                            .inv_frequency = m_.inv_frequency.data(),
+                            .pairing = c_.rope.pairing,
+                            .kv = step_.kv,
+                            .sequences = step_.sequences,
+                            .n_rows = n_rows_});
   }
 
   void mlp(const LayerWeights& w) {
@@ -109,17 +138,25 @@ class Forward {
   }
 
   /// Final norm and output weights of the wanted rows alone, tile by tile: the device never holds all logits.
-  void head(std::span<float> logits) {
+  void head(const Results& results) {
     const auto& rows = batch_.logit_rows;
     const size_t row_bytes = c_.hidden * sizeof(float), vocab = c_.vocab;
     for (size_t first = 0; first < rows.size(); first += m_.plan.logit_tile) {
       const int n = static_cast<int>(std::min<size_t>(m_.plan.logit_tile, rows.size() - first));
       float* last = at(m_.plan.last);
-      for (int i = 0; i < n; i++)
-        b_.copy(last + size_t(i) * c_.hidden, at(m_.plan.x) + size_t(rows[first + i]) * c_.hidden, row_bytes);
-      norm(last, m_.weights.final_norm, last, n, c_.hidden);
+      const float* wanted = at(m_.plan.x) + size_t(rows[first]) * c_.hidden;
+      if (rows[first + n - 1] - rows[first] != n - 1) {  // not side by side
+        for (int i = 0; i < n; i++)
+          b_.copy(last + size_t(i) * c_.hidden, at(m_.plan.x) + size_t(rows[first + i]) * c_.hidden,
+                  row_bytes);
+        wanted = last;
+      }
+      norm(wanted, m_.weights.final_norm, last, n, c_.hidden);
       b_.linear(*m_.weights.lm_head, {.in = last, .out = at(m_.plan.logits), .n_rows = n});
-      b_.download(logits.data() + first * vocab, at(m_.plan.logits), n * vocab * sizeof(float));
+      if (results.best)
+        arg_max(b_, at(m_.plan.logits), n, c_.vocab, results.best + first);
+      else
+        b_.download(results.logits + first * vocab, at(m_.plan.logits), n * vocab * sizeof(float));
     }
   }
 
@@ -142,19 +179,19 @@ class Forward {
   /// q' = q·decode_Kᵀ, k' = (k − mean)·encode, v' = (v − mean)·encode.
   void into_basis(const KvCache::DeviceTransform& t) {
     if (t.k_encode) {
-      transform(q_, c_.n_heads, t.k_decode, {}, Basis::Columns);
-      transform(k_, c_.n_kv_heads, t.k_encode, {.subtract = t.k_mean}, Basis::Rows);
+      transform(q_, q_, c_.n_heads, t.k_decode, {}, Basis::Columns);
+      transform(k_, k_, c_.n_kv_heads, t.k_encode, {.subtract = t.k_mean}, Basis::Rows);
     }
-    if (t.v_encode) transform(v_, c_.n_kv_heads, t.v_encode, {.subtract = t.v_mean}, Basis::Rows);
+    if (t.v_encode) transform(v_, v_, c_.n_kv_heads, t.v_encode, {.subtract = t.v_mean}, Basis::Rows);
   }
 
   enum class Basis { Rows, Columns };  // x·M or x·Mᵀ
   struct Means {
     const float *subtract = nullptr, *add = nullptr;
   };
-  void transform(float* x, int n_heads, const float* matrix, Means means, Basis basis) {
-    b_.transform({.in = x,
-                  .out = x,
+  void transform(const float* in, float* out, int n_heads, const float* matrix, Means means, Basis basis) {
+    b_.transform({.in = in,
+                  .out = out,
                   .matrix = matrix,
                   .mean = means.subtract,
                   .add = means.add,
@@ -216,7 +253,7 @@ class Forward {
   Seen seen_;
 };
 
-void check_batch(const Batch& batch, const ModelConfig& config, int max_rows, size_t n_logits) {
+void check_batch(const Batch& batch, const ModelConfig& config, int max_rows) {
   const int64_t n = static_cast<int64_t>(batch.tokens.size());
   KV2_CHECK(n >= 1 && n <= max_rows, "{} rows, scratch is for {}", n, max_rows);
   for (int32_t token : batch.tokens)
@@ -234,19 +271,29 @@ void check_batch(const Batch& batch, const ModelConfig& config, int max_rows, si
     KV2_CHECK(r > last && r < n, "logit row {} after {} of {}", r, last, n);
     last = r;
   }
-  KV2_CHECK(n_logits == batch.logit_rows.size() * static_cast<size_t>(config.vocab), "room for {} logits",
-            n_logits);
+}
+
+void step(Model::Impl& m, const Batch& batch, KvCache& cache, const Forward::Results& results,
+          Observer* observer) {
+  check_batch(batch, m.config, m.max_rows);
+  const CacheStep step = cache.begin(batch.slices);
+  Forward(m, batch, cache, step, observer).run(results);
+  m.backend.sync();
+  cache.commit(batch.slices);
 }
 
 }  // namespace
 
 void Model::forward(const Batch& batch, KvCache& cache, std::span<float> logits, Observer* observer) {
-  Impl& m = *impl_;
-  check_batch(batch, m.config, m.max_rows, logits.size());
-  const CacheStep step = cache.begin(batch.slices);
-  Forward(m, batch, cache, step, observer).run(logits);
-  m.backend.sync();
-  cache.commit(batch.slices);
+  KV2_CHECK(logits.size() == batch.logit_rows.size() * static_cast<size_t>(impl_->config.vocab),
+            "room for {} logits", logits.size());
+  step(*impl_, batch, cache, {.logits = logits.data()}, observer);
+}
+
+void Model::forward_best(const Batch& batch, KvCache& cache, std::span<int32_t> best) {
+  KV2_CHECK(best.size() == batch.logit_rows.size(), "room for {} tokens of {}", best.size(),
+            batch.logit_rows.size());
+  step(*impl_, batch, cache, {.best = best.data()}, nullptr);
 }
 
 }  // namespace kv2

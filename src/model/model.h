@@ -58,6 +58,9 @@ class Model {
   /// One step. Pages must be reserved. logits: [batch.logit_rows.size(), vocab], host memory.
   /// observer may be nullptr.
   void forward(const Batch& batch, KvCache& cache, std::span<float> logits, Observer* observer);
+  /// The same step for greedy text: of each wanted row the token with the largest logit (ops/arg_max.h), best
+  /// [batch.logit_rows.size()]. Logits stay on the device where the backend can look there.
+  void forward_best(const Batch& batch, KvCache& cache, std::span<int32_t> best);
 
   struct Impl;  // model_impl.h, of this folder alone
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/device_extras.h"
 
+#include <vector>
+
 #include "base/memory.h"
+#include "ops/arg_max.h"
 
 namespace kv2 {
 
@@ -13,6 +16,20 @@ size_t free_memory(const Backend& backend) {
 void run_step(Backend& backend, const std::function<void()>& ops) {
   if (auto* recorder = dynamic_cast<StepRecorder*>(&backend)) return recorder->run_step(ops);
   ops();
+}
+
+bool fused_heads(Backend& backend, const HeadsParams& p) {
+  auto* fused = dynamic_cast<FusedHeads*>(&backend);
+  return fused && fused->heads(p);
+}
+
+void arg_max(Backend& backend, const float* rows, int n_rows, int width, int32_t* best) {
+  if (auto* own = dynamic_cast<DeviceArgMax*>(&backend)) return own->arg_max(rows, n_rows, width, best);
+  std::vector<float> row(static_cast<size_t>(width));
+  for (int i = 0; i < n_rows; i++) {
+    backend.download(row.data(), rows + static_cast<size_t>(i) * width, row.size() * sizeof(float));
+    best[i] = arg_max(row);
+  }
 }
 
 }  // namespace kv2

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only some backends have: memory of their own, and steps that are recorded and replayed. A backend
-// implements the interface beside Backend; callers use the functions, which work with every backend.
+// What only some backends have: memory of their own, steps that are recorded and replayed, ops fused. A
+// backend implements the interface beside Backend; callers use the functions, which work with every backend.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,47 @@ class StepRecorder {
   virtual ~StepRecorder() = default;
   virtual void run_step(const std::function<void()>& ops) = 0;
 };
+
+/// What stands between the product with W_qkv and attention, for all rows of a batch. Pointers are device
+/// memory, positions those of the sequences.
+struct HeadsParams {
+  struct Side {
+    const float* norm = nullptr;  // [head_dim], of an RMS norm per head; nullptr: none
+    const float* matrix =
+        nullptr;                  // [n_kv_heads, head_dim, head_dim] of the method's basis; nullptr: identity
+    const float* mean = nullptr;  // [n_kv_heads, head_dim], subtracted before the matrix
+  };
+  int layer;
+  const float* qkv;  // [n_rows, q | k | v]
+  float* q_out;      // [n_rows, n_heads, head_dim]; not over qkv
+  Side q, k, v;      // of q the matrix is K's decode matrix, transposed
+  float epsilon;
+  const float* inv_frequency;  // [head_dim / 2], host memory
+  RopePairing pairing;
+  KvView kv;
+  std::span<const SequenceView> sequences;
+  int n_rows;
+};
+
+class FusedHeads {
+ public:
+  virtual ~FusedHeads() = default;
+  virtual bool heads(const HeadsParams& p) = 0;
+};
+
+/// Norms of q and k, RoPE, into the method's basis, append: the same bits as by rms_norm, rope, transform and
+/// append. False: nothing was done, because this backend has no fused form or none for this size.
+bool fused_heads(Backend& backend, const HeadsParams& p);
+
+class DeviceArgMax {
+ public:
+  virtual ~DeviceArgMax() = default;
+  virtual void arg_max(const float* rows, int n_rows, int width, int32_t* best) = 0;
+};
+
+/// arg_max (ops/arg_max.h) of each row of device memory, into host memory; waits for it. Whole rows come to
+/// the host only where the backend cannot look for itself.
+void arg_max(Backend& backend, const float* rows, int n_rows, int width, int32_t* best);
 
 /// Bytes that allocate() can still give: the device's, or the host's.
 size_t free_memory(const Backend& backend);
