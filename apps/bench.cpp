@@ -189,6 +189,10 @@ void add_bench(CLI::App& program) {
   app->add_option("--repeat", o->repeats, "times that each is measured")->check(CLI::Range(1, 1000));
   app->add_option("--steps", o->steps, "tokens of one measured decode")->check(CLI::Range(1, 1000));
   app->add_option("--prompt", o->prompt, "tokens of one measured prefill")->check(CLI::Range(1, 8192));
+  app->add_flag(
+      "--random-cache", o->random_cache,
+      "begin at a depth with random keys and values instead of a prompt, each sequence with pages of "
+      "its own");
   app->add_flag("--json", o->json, "one JSON object per row");
   app->callback([o] { run(*o); });
 }

@@ -21,7 +21,7 @@ struct BenchOptions {
   std::vector<int64_t> depths;
   std::vector<int> batches;
   int repeats = 5, steps = 16, prompt = 512;
-  bool json = false;
+  bool json = false, random_cache = false;
 
   bool wants(const std::string& part) const;
   /// Of --kv, or else of `defaults`.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode, prefill and batches of a real model at several depths. One sequence is fed as deep as asked, and
-// every measurement works on forks of it, which share its pages. Before a depth is timed, the same tokens go
-// through one prefill and through single steps, and the divergence of their logits is printed (0: the same
-// bits).
+// every measurement works on forks of it, which share its pages: caches may then hold what memory would have
+// to give. With --random-cache every sequence of a batch has random pages of its own. Before a depth is
+// timed, the same tokens go through one prefill and through single steps, and the divergence of their logits
+// is printed (0: the same bits).
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <fstream>
 
 #include "apps/bench.h"
+#include "apps/random_pages.h"
 #include "apps/timed_backend.h"
 #include "base/check.h"
 #include "base/log.h"
@@ -55,6 +57,7 @@ class ModelBench {
         CacheCapacity{.context_tokens = context_, .n_sequences = n_sequences, .chunk_tokens = o.prompt},
         fit_method(spec, model.config().kv_shape(), calibration));
     base_ = open();
+    if (o.random_cache) pages_ = std::make_unique<RandomPages>(model, o.prompt);
   }
 
   void run(BenchReport& report) {
@@ -82,13 +85,13 @@ class ModelBench {
     grow(depth);
     std::vector<SequenceId> sequences;
     for (int i = 0; i < n; i++) sequences.push_back(fork());
-    step(sequences, 1, Logits::Last);
+    step(sequences, 1, Logits::Best);
     std::vector<double> steps;
     for (int i = 0; i < kPageTokens; i++) {
       throw_if_interrupted();
       timed.start_step();
       const auto start = std::chrono::steady_clock::now();
-      step(sequences, 1, Logits::Last);
+      step(sequences, 1, Logits::Best);
       steps.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
     for (const SequenceId s : sequences) cache_->close(s);
@@ -126,8 +129,8 @@ class ModelBench {
   int32_t token(int64_t position) const {
     return static_cast<int32_t>((position * 7919 + 13) % std::min(model_.config().vocab, 32000));
   }
-  /// One forward: n rows each of the given sequences; logits of every last row, or of every row.
-  enum class Logits { Last, All, None };
+  /// One forward: n rows each of the given sequences; results of every last row, or logits of every row.
+  enum class Logits { Best, All, None };  // Best: the token alone, as greedy text is made
   void step(const std::vector<SequenceId>& sequences, int n, Logits which) {
     Batch batch;
     for (const SequenceId s : sequences) {
@@ -137,14 +140,19 @@ class ModelBench {
           {.sequence = s, .first_row = static_cast<int>(batch.tokens.size()), .n_rows = n});
       for (int i = 0; i < n; i++) {
         batch.tokens.push_back(token(at + i));
-        if (which == Logits::All || (which == Logits::Last && i == n - 1))
+        if (which == Logits::All || (which == Logits::Best && i == n - 1))
           batch.logit_rows.push_back(static_cast<int32_t>(batch.tokens.size()) - 1);
       }
+    }
+    if (which == Logits::Best) {
+      best_.resize(batch.logit_rows.size());
+      return model_.forward_best(batch, *cache_, best_);
     }
     logits_.resize(batch.logit_rows.size() * static_cast<size_t>(model_.config().vocab));
     model_.forward(batch, *cache_, logits_, nullptr);
   }
   void grow(int64_t depth) {
+    if (pages_) return pages_->extend(*cache_, base_, depth);
     for (int64_t at; (at = cache_->n_tokens(base_)) < depth;) {
       throw_if_interrupted();
       step({base_}, static_cast<int>(std::min<int64_t>(o_.prompt, depth - at)), Logits::None);
@@ -187,7 +195,7 @@ class ModelBench {
       throw_if_interrupted();
       const SequenceId s = fork();
       const auto start = std::chrono::steady_clock::now();
-      step({s}, o_.prompt, Logits::Last);
+      step({s}, o_.prompt, Logits::Best);
       if (i > 0)
         seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       cache_->close(s);
@@ -200,9 +208,12 @@ class ModelBench {
 
   BenchRow decode(int64_t depth, int n, const char* part, double divergence) {
     std::vector<SequenceId> sequences;
-    for (int i = 0; i < n; i++) sequences.push_back(fork());
+    for (int i = 0; i < n; i++) {
+      sequences.push_back(pages_ && n > 1 ? open() : fork());
+      if (pages_) pages_->extend(*cache_, sequences.back(), depth);
+    }
     const Times times = time_of(o_.repeats, [&] {
-      for (int i = 0; i < o_.steps; i++) step(sequences, 1, Logits::Last);
+      for (int i = 0; i < o_.steps; i++) step(sequences, 1, Logits::Best);
     });
     for (const SequenceId s : sequences) cache_->close(s);
     const double kv = cache_->plan().bytes_for(depth), weights = static_cast<double>(model_.weight_bytes());
@@ -215,7 +226,8 @@ class ModelBench {
             .check = divergence >= 0 ? "KL, prefill against steps" : ""};
   }
   std::string name(int64_t depth, int n, const char* what) const {
-    return fmt::format("{} depth {}, {} {}", spec_.method_text(), depth, n, what);
+    return fmt::format("{} depth {}{}, {} {}", spec_.method_text(), depth, pages_ ? " (random pages)" : "", n,
+                       what);
   }
 
   const BenchOptions& o_;
@@ -224,8 +236,10 @@ class ModelBench {
   CacheSpec spec_;
   int64_t context_ = 0;
   std::unique_ptr<KvCache> cache_;
+  std::unique_ptr<RandomPages> pages_;  // where a depth is not reached by a prompt
   SequenceId base_{};
   std::vector<float> logits_;
+  std::vector<int32_t> best_;
 };
 
 }  // namespace
