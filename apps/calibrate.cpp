@@ -6,6 +6,7 @@
 
 #include "apps/options.h"
 #include "base/check.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "eval/npy.h"
 
@@ -21,6 +22,8 @@ struct Options {
 
 void run(const Options& o) {
   catch_interrupts();
+  for (const std::string& path : {o.out, o.save_tokens})  // said before minutes are spent
+    if (!path.empty()) require_writable(path);
   Session s = open_session(o.model, 512);
   log_info(fmt::format("backend      {}", s.backend->describe()));
   std::vector<int32_t> tokens;

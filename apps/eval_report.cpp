@@ -58,6 +58,7 @@ void run(const Options& o) {
   std::vector<ResultFile> results;
   for (const std::string& path : o.files) results.push_back({path, read_file(path, size_t{1} << 30)});
   if (!o.files.empty()) report_html(results, o.title);  // what is wrong is said before anything is measured
+  require_writable(o.out);
   if (!o.model.model.empty()) results.push_back({"the measured set", measure(o)});
   const std::string page = report_html(results, o.title);
   write_file_atomically(o.out, [&](std::FILE* f) { write_all(f, std::as_bytes(std::span(page))); });

@@ -22,7 +22,8 @@ void run(const Options& o) {
   const CacheSpec spec = o.cache.spec(o.kv);
   Session s = open_session(o.model, 256);
   std::optional<Calibration> calibration;
-  if (spec.method.needs_calibration()) calibration = find_calibration(*s.model, o.cache.calibration);
+  if (spec.method.needs_calibration() || !o.cache.calibration.empty())
+    calibration = find_calibration(*s.model, o.cache.calibration);
   TokenSource source{.text_file = "", .tokens_file = o.tokens};
   write_logits(*s.model, spec, calibration ? &*calibration : nullptr, source.read(s), o.out);
 }

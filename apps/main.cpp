@@ -26,15 +26,18 @@ int exit_code(kv2::ErrorCode code) {
 }
 
 /// The parser alone would say that a subcommand is missing, not that this one does not exist.
-void require_known_command(CLI::App& program, int argc, char** argv) {
+void require_known_command(const CLI::App& program, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
   std::string known;
   for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_name() == argv[1]) return;
+    if (command->get_name() == argv[1])
+      return command->get_require_subcommand_min() > 0 ? require_known_command(*command, argc - 1, argv + 1)
+                                                       : void();
     known += " " + command->get_name();
   }
+  const std::string name = program.get_name().empty() ? "kv2" : "kv2 " + program.get_name();
   throw kv2::Error(kv2::ErrorCode::BadArgument,
-                   fmt::format("no command '{}'; commands:{} (kv2 --help)", argv[1], known));
+                   fmt::format("no command '{}'; commands:{} ({} --help)", argv[1], known, name));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "base/check.h"
 #include "base/file.h"
@@ -72,6 +73,13 @@ void CacheOptions::add_to(CLI::App& app) {
 /// The method's text with --kv-layers as its parameter `layers`.
 std::string CacheOptions::with_layers(const std::string& kv) const {
   if (layers.empty() || kv == "bf16") return kv;
+  std::stringstream pieces(layers);
+  for (std::string piece; pieces >> piece;)
+    if (piece.find('=') == piece.npos)
+      throw_error(ErrorCode::BadArgument,
+                  "--kv-layers '{}': '{}' has layers without their form; it takes LAYERS=FORM with a space "
+                  "between, as in '0,1,-1=int8 5=bf16 7,8=k3v2'",
+                  layers, piece);
   std::string value = layers;
   for (char& c : value) c = c == ',' ? '/' : c == ' ' ? '+' : c;
   return fmt::format("{}{}layers={}", kv, kv.find(':') == kv.npos ? ':' : ',', value);

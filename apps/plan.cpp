@@ -89,7 +89,8 @@ void add_plan(CLI::App& program) {
   o->model.add_to(*app);
   o->cache.add_to(*app);
   add_kv_list(*app, o->kv, "bf16,kv2");
-  app->add_option("--ctx", o->ctx, "tokens per sequence; default: what the model was trained for");
+  app->add_option("--ctx", o->ctx, "tokens per sequence; default: what the model was trained for")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--parallel", o->parallel, "sequences held at once")->check(CLI::Range(1, 1 << 20));
   app->add_option("--chunk", o->chunk, "prompt tokens of one step")->check(CLI::Range(1, 1 << 16));
   app->add_flag("--json", o->json, "one JSON object per method");

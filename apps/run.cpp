@@ -233,7 +233,8 @@ void add_run(CLI::App& program) {
   app->add_option("-n,--max-tokens", o->n, "most tokens of an answer")->check(CLI::Range(1, 1 << 24));
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the end of text");
   app->add_option("--ctx", o->ctx,
-                  "tokens of prompt and answer; default: what the model allows and memory holds");
+                  "tokens of prompt and answer; default: what the model allows and memory holds")
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--chunk", o->chunk, "prompt tokens of one step")->check(CLI::Range(1, 1 << 14));
   app->add_option("--temperature", o->sampling.temperature, "0: always the most likely token");
   app->add_option("--top-k", o->sampling.top_k, "0: all");

@@ -2,8 +2,11 @@
 // The program from outside: bad input gives one clear line on stderr, the right exit code and nothing
 // half-written; good input gives data on stdout. Runs the built program; models are the small committed
 // checkpoints.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -92,6 +95,10 @@ TEST_F(Cli, UsageErrorsExitWithTwo) {
   expect_refused(run("plan " + model("qwen3") + " --kv oscar2:clip-q=3"), 2, {"clip-q", "clip-k"});
   expect_refused(run("plan " + model("qwen3") + " --kv oscar2:group=48"), 2, {"48"});
   expect_refused(run("plan " + model("qwen3") + " --sink 65"), 2, {"65", "64"});
+  expect_refused(run("plan " + model("qwen3") + " --ctx -1"), 2, {"--ctx", "-1"});
+  expect_refused(run("plan " + model("qwen3") + " --kv naive2 --kv-layers 0,1"), 2,
+                 {"--kv-layers '0,1'", "0,1,-1=int8 5=bf16"});
+  expect_refused(run("eval nonsense"), 2, {"nonsense", "kld", "kv2 eval --help"});
   EXPECT_EQ(run("--help").code, 0);
   EXPECT_EQ(run("--version").code, 0);
 }
@@ -169,6 +176,34 @@ TEST_F(Cli, CalibrationOfAnotherModelIsRefused) {
 TEST_F(Cli, UnwritableOutputLeavesNothing) {
   expect_refused(run("logits " + model("qwen3") + " --tokens " + tokens(8) + " --out /proc/none/l.npy"), 1,
                  {"/proc/none/l.npy"});
+  fs::create_directories(dir_ / "folder");
+  const std::string calibrate = "calibrate " + model("qwen3");
+  for (const std::string option : {" --out ", " --save-tokens "}) {
+    const Result r = run(calibrate + option + path("folder"));
+    expect_refused(r, 1, {"folder", "directory"});
+    EXPECT_EQ(r.err.find("backend"), std::string::npos) << "said before anything is loaded: " << r.err;
+  }
+  EXPECT_TRUE(fs::is_empty(dir_ / "folder"));
+}
+
+// A rename would put a file where a device or a pipe was: /dev/null, where the user is root.
+TEST_F(Cli, OutputGoesThroughLinksAndIntoPipes) {
+  const std::string start = "logits " + model("qwen3") + " --tokens " + tokens(8) + " --out ";
+  write("old.npy", "old");
+  fs::create_symlink("old.npy", dir_ / "link");
+  ASSERT_EQ(run(start + path("link")).code, 0);
+  EXPECT_TRUE(fs::is_symlink(dir_ / "link"));
+  EXPECT_EQ(fs::file_size(dir_ / "old.npy"), 128u + 8 * 251 * 4);
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  const int pipe = ::open(path("pipe").c_str(), O_RDWR);  // holds all of it, so that no reader is needed
+  ASSERT_GE(pipe, 0);
+  const Result r = run(start + path("pipe"));
+  EXPECT_EQ(r.code, 0) << r.err;
+  EXPECT_TRUE(fs::is_fifo(dir_ / "pipe"));
+  std::array<char, 6> first{};
+  ASSERT_TRUE(fs::is_fifo(dir_ / "pipe") && ::read(pipe, first.data(), first.size()) == 6);
+  EXPECT_EQ(std::string(first.data(), 6), "\x93NUMPY");
+  ::close(pipe);
 }
 
 TEST_F(Cli, BadTokenFilesAreRefused) {
@@ -339,6 +374,8 @@ TEST_F(Cli, TunePrintsACommandThatRuns) {
   EXPECT_LE(nlohmann::json::parse(plan.out)["history_bits"].get<double>(), 4.0);
   expect_refused(run("-q tune" + judge + " --bits 0.5 --kv quarot2"), 2, {"0.5", "least"});
   expect_refused(run("-q tune" + judge + " --kv oscar2"), 2, {"kv2 calibrate"});
+  const Result naive = run("-q tune" + judge + " --kv naive2");  // its searched clips need a calibration
+  EXPECT_EQ(naive.code, 0) << naive.err;
 }
 
 }  // namespace

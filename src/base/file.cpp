@@ -36,26 +36,80 @@ void write_all(std::FILE* file, std::span<const std::byte> bytes) {
     throw_error(ErrorCode::Io, "write failed: {}", std::strerror(errno));
 }
 
-void write_file_atomically(const std::string& path, const std::function<void(std::FILE*)>& write) {
-  const std::filesystem::path target(path);
+namespace {
+
+[[noreturn]] void cannot_write(const std::string& path, const char* reason) {
+  throw_error(ErrorCode::Io, "cannot write '{}': {}", path, reason);
+}
+
+/// Where the bytes go: behind symbolic links, in a folder that exists now.
+struct Target {
+  std::string path;
+  bool in_place;  // a device or a pipe: a rename would put a file in its stead
+};
+
+Target find_target(const std::string& path) {
+  namespace fs = std::filesystem;
   std::error_code ec;
-  if (target.has_parent_path()) std::filesystem::create_directories(target.parent_path(), ec);
-  const std::string temporary = path + ".tmp." + std::to_string(::getpid());
+  fs::path target(path);
+  if (target.has_parent_path()) fs::create_directories(target.parent_path(), ec);
+  // Of a pipe's link in /proc the text names nothing that could be opened: the link itself is.
+  const fs::file_status status = fs::status(target, ec);
+  if (fs::is_directory(status)) cannot_write(path, std::strerror(EISDIR));
+  if (fs::exists(status) && !fs::is_regular_file(status)) return {path, true};
+  if (const fs::path behind = fs::canonical(target, ec); !ec) target = behind;
+  return {target.string(), false};
+}
+
+std::string temporary_of(const Target& target) {
+  return target.in_place ? target.path : target.path + ".tmp." + std::to_string(::getpid());
+}
+
+}  // namespace
+
+void require_writable(const std::string& path) {
+  const Target target = find_target(path);
+  if (target.in_place) {
+    if (::access(target.path.c_str(), W_OK) != 0) cannot_write(path, std::strerror(errno));
+    return;
+  }
+  const std::string temporary = temporary_of(target);
   std::FILE* f = std::fopen(temporary.c_str(), "wb");
-  if (!f) throw_error(ErrorCode::Io, "cannot write {}: {}", path, std::strerror(errno));
+  if (!f) cannot_write(path, std::strerror(errno));
+  std::fclose(f);
+  std::remove(temporary.c_str());
+}
+
+void write_file_atomically(const std::string& path, const std::function<void(std::FILE*)>& write) {
+  const Target target = find_target(path);
+  const std::string temporary = temporary_of(target);
+  const auto give_up = [&] {
+    if (!target.in_place) std::remove(temporary.c_str());
+  };
+  std::FILE* f = std::fopen(temporary.c_str(), "wb");
+  if (!f) cannot_write(path, std::strerror(errno));
   try {
     write(f);
-    if (std::fflush(f) != 0 || ::fsync(::fileno(f)) != 0)
-      throw_error(ErrorCode::Io, "cannot write {}: {}", path, std::strerror(errno));
+  } catch (const Error& e) {
+    std::fclose(f);
+    give_up();
+    if (e.code() == ErrorCode::Io) throw e.in(fmt::format("cannot write '{}'", path));
+    throw;
   } catch (...) {
     std::fclose(f);
-    std::remove(temporary.c_str());
+    give_up();
     throw;
   }
-  if (std::fclose(f) != 0 || std::rename(temporary.c_str(), path.c_str()) != 0) {
+  if (std::fflush(f) != 0 || (!target.in_place && ::fsync(::fileno(f)) != 0)) {
     const int reason = errno;
-    std::remove(temporary.c_str());
-    throw_error(ErrorCode::Io, "cannot write {}: {}", path, std::strerror(reason));
+    std::fclose(f);
+    give_up();
+    cannot_write(path, std::strerror(reason));
+  }
+  if (std::fclose(f) != 0 || (!target.in_place && std::rename(temporary.c_str(), target.path.c_str()) != 0)) {
+    const int reason = errno;
+    give_up();
+    cannot_write(path, std::strerror(reason));
   }
 }
 

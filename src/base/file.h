@@ -12,9 +12,12 @@ namespace kv2 {
 std::string read_file(const std::string& path, size_t max_bytes);
 
 /// Writes to `path.tmp.<pid>`, fsyncs and renames: `path` holds the old content or all of the new, never a
-/// part. Missing parent folders are made. Errors: Io naming the path and the system's reason; the temporary
-/// is removed.
+/// part. A symbolic link stays and what it names is replaced; a device or a pipe is written to, never
+/// replaced. Missing parent folders are made. Errors: Io naming the path and the system's reason; the
+/// temporary is removed.
 void write_file_atomically(const std::string& path, const std::function<void(std::FILE*)>& write);
+/// Throws now what write_file_atomically would throw after the work: to be asked before hours of it.
+void require_writable(const std::string& path);
 void write_all(std::FILE* file, std::span<const std::byte> bytes);  // throws Io on a short write
 
 /// $XDG_CACHE_HOME/kv2 or ~/.cache/kv2 (standard locations of the platform, not configuration of kv2).

@@ -31,7 +31,9 @@ LogitRow summarize(std::span<const float> logits) {
     for (size_t i = 0; i < n; i++) sum += x[i];
   }
   out.log_z = top + std::log(sum);
-  KV2_CHECK(std::isfinite(out.log_z), "logits are not finite");
+  if (!std::isfinite(out.log_z))
+    throw_error(ErrorCode::BadFile,
+                "logits are NaN or infinite: weights of the model overflow or are damaged");
   return out;
 }
 

@@ -14,7 +14,7 @@ struct LogitRow {
   double log_z = 0;      // log Σ exp(logit)
   int32_t arg_max = -1;  // the lowest of equals
 };
-/// Throws Bug when a logit is not finite.
+/// Errors: BadFile where a logit is NaN or +inf.
 LogitRow summarize(std::span<const float> logits);
 
 /// -log p(token) in nats.

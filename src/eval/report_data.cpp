@@ -108,8 +108,8 @@ void read_line(const std::string& text, const std::string& where, ReportData& ou
   Json line = Json::parse(text, nullptr, false);
   if (!line.is_object())
     throw_error(ErrorCode::BadFile,
-                "{}: not a JSON object: '{}'; a report is made from lines of `kv2 eval JUDGE … --json`",
-                where, text.substr(0, 40));
+                "{}: not a JSON object: {}; a report is made from lines of `kv2 eval JUDGE … --json`", where,
+                Json(text.substr(0, 40)).dump(-1, ' ', false, Json::error_handler_t::replace));
   const std::string name = judge_of(line);
   std::string known;
   for (const JudgeFields& judge : known_judges()) {

@@ -117,7 +117,9 @@ TEST(Report, SaysFileLineAndReason) {
   const std::string good = kld("kv2", 2.5, 0.1);
   EXPECT_TRUE(has(message(good + "{\"judge\":\"oracle\"}"), "results.jsonl: line 2: unknown judge 'oracle'"));
   EXPECT_TRUE(has(message(good + "{\"judge\":\"oracle\"}"), "needle"));
-  EXPECT_TRUE(has(message("\n\n{nonsense"), "line 3: not a JSON object: '{nonsense'"));
+  EXPECT_TRUE(has(message("\n\n{nonsense"), "line 3: not a JSON object: \"{nonsense\""));
+  EXPECT_TRUE(has(message("GGUF\x03\x1b[2J"), "\"GGUF\\u0003\\u001b[2J\""))
+      << "no bytes for the terminal to obey";
   EXPECT_TRUE(has(message("[1]"), "line 1: not a JSON object"));
   EXPECT_TRUE(has(message("{\"judge\":\"kld\",\"method\":\"x\"}"), "needs the number 'history_bits'"));
   EXPECT_TRUE(has(message("{\"judge\":\"ruler\",\"method\":3}"), "needs the text 'method', found 3"));

@@ -54,6 +54,8 @@ class Search {
   void descend(Scored at, const TuneBudget& budget) {
     for (int round = 1; round <= options_.rounds; round++) {
       std::vector<PricedPoint> points = neighbours(at.point.point, budget);
+      if (calibration_ == nullptr)  // searched clips and the like are no neighbours then
+        std::erase_if(points, [](const PricedPoint& p) { return p.spec.method.needs_calibration(); });
       points.insert(points.begin(), at.point);
       if (points.size() == 1) return;
       const std::vector<Scored> ranked = rank(points);

@@ -122,8 +122,11 @@ void refuse_what_is_not_computed(const Json& json, const ModelConfig& c) {
 void read_rope(const Json& json, ModelConfig* c) {
   RopeConfig& rope = c->rope;
   rope.pairing = RopePairing::Halves;
-  const Json* parameters = find(json, "rope_parameters");
-  if (parameters == nullptr) parameters = find(json, "rope_scaling");
+  const Json *parameters = find(json, "rope_parameters"), *scaling = find(json, "rope_scaling");
+  if (parameters != nullptr && scaling != nullptr && *parameters != *scaling)
+    throw_error(ErrorCode::BadFile,
+                "config.json: rope_scaling and rope_parameters differ; remove the one that does not hold");
+  if (parameters == nullptr) parameters = scaling;
   if (parameters != nullptr && !parameters->is_object())
     throw_error(ErrorCode::BadFile, "config.json: rope_scaling / rope_parameters is not an object");
   rope.theta = find_number(json, "rope_theta").value_or(10000.0);

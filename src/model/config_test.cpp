@@ -183,6 +183,10 @@ TEST(HfConfig, ReadsTheNewGeneration) {
   EXPECT_EQ(c.rope.scaling, RopeConfig::Scaling::Llama3);
   EXPECT_EQ(c.rope.original_context, 64);
   EXPECT_TRUE(c.qkv_bias && c.output_bias);
+  json["rope_scaling"] = json["rope_parameters"];
+  EXPECT_EQ(read(json).rope.theta, 5e5);
+  json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  expect_hf_error(ErrorCode::BadFile, {"rope_scaling", "rope_parameters", "differ"}, json);
 }
 
 TEST(HfConfig, RefusesWhatIsWrong) {
