@@ -7,16 +7,11 @@
 
 #include "cache/cache_plan.h"
 #include "engine/device.h"
+#include "sanitized.h"
 #include "support.h"
 
 namespace kv2::test {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kOwnAllocator = true;
-#else
-constexpr bool kOwnAllocator = false;
-#endif
 
 double allocated_bytes() {
   const auto info = mallinfo2();
@@ -26,7 +21,7 @@ double allocated_bytes() {
 class Plan : public testing::TestWithParam<std::string> {};
 
 TEST_P(Plan, EqualsWhatIsAllocatedWithinOnePercent) {
-  if (kOwnAllocator) GTEST_SKIP() << "a sanitizer's allocator does not count";
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's allocator does not count";
   const std::string path = write_random_model(
       {.n_layers = 4, .hidden = 512, .n_heads = 8, .n_kv_heads = 2, .intermediate = 1536, .vocab = 2048});
   const CacheSpec spec = CacheSpec::parse(GetParam());
