@@ -38,7 +38,7 @@ class Needle : public ::testing::Test {
         .n_tokens = 8192 / kShorter, .n_held_out = 1024 / kShorter, .window = 2048 / kShorter};
     const std::vector<RetrievalTask> tasks = {RetrievalTask::parse("niah_multikey_2"),
                                               RetrievalTask::parse("niah_single_2")};
-    calibration_ = calibrate(*model_, writer_->training_text(tasks, options.window, 5, 99), options);
+    calibration_ = calibrate(*model_, writer_->training_text(tasks, 2048, 5, 99), options);
   }
 
   std::vector<CacheSpec> specs(const std::vector<std::string>& methods) const {
