@@ -79,8 +79,4 @@ CacheCapacity capacity_that_fits(Model& model, const CacheSpec& spec, CacheCapac
   return wanted;
 }
 
-int32_t arg_max(std::span<const float> logits) {
-  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
 }  // namespace kv2

@@ -31,7 +31,4 @@ void feed_batch(Model& model, KvCache& cache, std::span<const BatchPart> parts, 
 /// take. Errors: OutOfMemory when not even those do, with the context that would.
 CacheCapacity capacity_that_fits(Model& model, const CacheSpec& spec, CacheCapacity wanted, int least);
 
-/// Index of the largest value, the first of equal ones.
-int32_t arg_max(std::span<const float> logits);
-
 }  // namespace kv2

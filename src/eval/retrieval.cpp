@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "engine/sampler.h"
 #include "eval/batch_feed.h"
+#include "ops/arg_max.h"
 
 namespace kv2 {
 namespace {
@@ -146,7 +148,7 @@ void RetrievalRunner::answer_freely(SequenceId base, std::span<const RetrievalQu
     feed_batch(model_, *cache_, parts, [&](size_t part, size_t, std::span<const float> logits) {
       Answer& a = running[part];
       const RetrievalQuestion& q = questions[a.question];
-      a.tokens.push_back(arg_max(logits));
+      a.tokens.push_back(require_token(arg_max(logits), logits.size()));
       const std::string said = tokenizer_->decode(a.tokens, Tokenizer::Special::Parse);
       scores[a.question].substring = substring_score(said, q.values);
       done[part] = std::find(eos.begin(), eos.end(), a.tokens.back()) != eos.end() ||
