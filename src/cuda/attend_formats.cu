@@ -7,6 +7,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/attend_shape.cuh"
 #include "cuda/fragment.h"
 #include "cuda/kernels.h"
 
@@ -97,12 +98,9 @@ __global__ void __launch_bounds__(kThreads)
   const PageRows rows{factors + NP, d};
   const AttendTile tile = args.tiles[blockIdx.x];
   const int kv_head = blockIdx.y, n_pairs = tile.n_queries * tile.n_heads;
-  const int n_pages = tile.query_page + 1, n_runs = run_of(tile.query_page) + 1;
-  const int n_parts = (n_pages + args.pages_each - 1) / args.pages_each;
-  const int part_at = n_parts - 1 - static_cast<int>(blockIdx.z);
-  if (part_at < 0) return;
-  const int first_run = run_of(part_at * args.pages_each),
-            end_run = run_of(min((part_at + 1) * args.pages_each, n_pages) - 1) + 1;
+  const attention::PartOfRuns own(args, tile, blockIdx.z);
+  if (own.at < 0) return;
+  const int first_run = own.first_run(), end_run = own.end_run(), n_runs = run_of(tile.query_page) + 1;
   const auto query_of = [&](int pair) { return min(pair, n_pairs - 1) / tile.n_heads; };
   const auto row_of = [&](int pair) {  // an absent pair is the last one, and is not written
     const int p = min(pair, n_pairs - 1);
@@ -121,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
 
   for (int run = first_run; run < end_run; run++) {
     float o[NP][kChannels] = {}, m = kLowest, l = 0;  // m and l of own_pair
-    const int end = min(run_begin(run + 1), n_pages);
+    const int end = min(run_begin(run + 1), own.n_pages);
     for (int page = run_begin(run); page < end; page++) {
       const bool packed = page >= tile.packed_begin && page < tile.packed_end, own = page == tile.query_page;
       const int n_rows = own ? tile.first_in_page + tile.n_queries : kPage;
@@ -201,7 +199,7 @@ __global__ void __launch_bounds__(kThreads)
         const int c = threadIdx.x + i * kThreads;
         if (c >= d) break;
         const Softmax s{halves[p], halves[NP + p], o[p][i]};
-        if (n_parts > 1) {
+        if (own.n_parts > 1) {
           float* to = partials.run(run);
           to[p * d + c] = s.o;
           if (c == 0) to[NP * d + p] = s.m, to[NP * (d + 1) + p] = s.l;
@@ -212,7 +210,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
   }
-  if (n_parts > 1) return;
+  if (own.n_parts > 1) return;
 #pragma unroll
   for (int p = 0; p < NP; p++)
 #pragma unroll

@@ -348,13 +348,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<D>) attend_kernel(const Atte
   auto* totals = reinterpret_cast<Softmax*>(raw + sizeof(Shared<D, NT>));  // [pairs · D], where it is needed
   const AttendTile tile = args.tiles[blockIdx.x];
   const int kv_head = blockIdx.y, w = threadIdx.x / 32;
-  const int n_pages = tile.query_page + 1, n_runs = run_of(tile.query_page) + 1;
-  const int n_parts = (n_pages + args.pages_each - 1) / args.pages_each;
-  // the last part has the full pages and takes longest: it begins first
-  const int part_at = n_parts - 1 - static_cast<int>(blockIdx.z);
-  if (part_at < 0) return;
-  const int first_run = run_of(part_at * args.pages_each),
-            end_run = run_of(min((part_at + 1) * args.pages_each, n_pages) - 1) + 1;
+  const int n_runs = run_of(tile.query_page) + 1;
+  const PartOfRuns own(args, tile, blockIdx.z);
+  if (own.at < 0) return;
+  const int first_run = own.first_run(), end_run = own.end_run();
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   if (threadIdx.x % 32 < Shared<D, NT>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32], 1);
   barrier_fence();
@@ -367,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<D>) attend_kernel(const Atte
   warp.packed.prepare(pairs);
   prepare_full<D, NT>(pairs, shared.q_bf16);
   __syncthreads();
-  const bool whole = n_parts == 1;  // else others have runs of this tile, too
+  const bool whole = own.n_parts == 1;  // else others have runs of this tile, too
   const size_t owner = static_cast<size_t>(blockIdx.x) * args.n_kv_heads + kv_head;
   const Partials<D, NT> partials{args.partials + owner * args.max_runs * Partials<D, NT>::kFloats};
   const int n_values = pairs.n() * D;

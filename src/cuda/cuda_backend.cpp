@@ -13,7 +13,9 @@
 #include "cuda/attend_plan.h"
 #include "cuda/cuda_check.h"
 #include "cuda/device_memory.h"
+#include "cuda/gpu.h"
 #include "cuda/kernels.h"
+#include "cuda/kv_pools.h"
 #include "cuda/linear.h"
 #include "cuda/page_order.h"
 #include "cuda/recorder.h"
@@ -24,55 +26,6 @@
 namespace kv2 {
 namespace cuda {
 namespace {
-
-struct DeviceInfo {
-  std::string name;
-  int major = 0, minor = 0, n_multiprocessors = 0;
-  size_t memory = 0;
-};
-
-/// One line for each way in which there is no usable device.
-DeviceInfo open(int device) {
-  int n_devices = 0, driver = 0, runtime = 0;
-  cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
-  const cudaError_t status = cudaGetDeviceCount(&n_devices);
-  if (driver == 0 || status == cudaErrorNoDevice)
-    throw_error(ErrorCode::Unsupported, "no NVIDIA GPU is usable here ({}); use --device cpu",
-                driver == 0 ? "no driver is loaded" : cudaGetErrorString(status));
-  if (status == cudaErrorInsufficientDriver)
-    throw_error(
-        ErrorCode::Unsupported,
-        "the NVIDIA driver supports CUDA {}, this build needs {}; update the driver or use --device cpu",
-        version(driver), version(runtime));
-  check(status, "cudaGetDeviceCount");
-  if (device < 0 || device >= n_devices)
-    throw_error(ErrorCode::BadArgument, "device cuda:{} is not here; there are cuda:0 to cuda:{}", device,
-                n_devices - 1);
-  check(cudaSetDevice(device), "cudaSetDevice");
-  cudaDeviceProp properties;
-  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
-  if (!has_code_for_this_device())
-    throw_error(ErrorCode::Unsupported,
-                "this build has no code for {} (compute capability {}.{}); configure with "
-                "-DKV2_CUDA_ARCHITECTURES={}{}",
-                properties.name, properties.major, properties.minor, properties.major, properties.minor);
-  return {properties.name, properties.major, properties.minor, properties.multiProcessorCount,
-          properties.totalGlobalMem};
-}
-
-class Stream {
- public:
-  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 const DenseLinear& dense(const Linear& weights) {
   const auto* own = dynamic_cast<const DenseLinear*>(&weights);
@@ -130,7 +83,7 @@ class CudaBackend final : public Backend,
                           public DeviceArgMax {
  public:
   explicit CudaBackend(const CudaOptions& options)
-      : info_(open(options.device)),
+      : info_(open_gpu(options.device)),
         linears_(stream_, options.precision != LinearPrecision::F32, info_.n_multiprocessors),
         staging_(stream_),
         recorder_(stream_) {
@@ -256,8 +209,7 @@ class CudaBackend final : public Backend,
     if (few)
       launch_transform_few(rows, in, stream_);
     else
-      launch_transform(p.in, p.out, p.matrix, p.mean, p.add, p.n_rows, p.n_heads, p.n_kv_heads, p.head_dim,
-                       p.transpose, stream_);
+      launch_transform(rows, stream_);
     check_launch("transform");
   }
   void swiglu(const SwigluParams& p) override {
@@ -463,32 +415,6 @@ class CudaBackend final : public Backend,
     rounded_ = {};
     if (width > 0) rounded_ = {linears_.inputs_for(n_rows, width), values, n_rows, width};
     return rounded_.in;
-  }
-  static std::vector<AppendRow> append_rows(std::span<const SequenceView> sequences) {
-    std::vector<AppendRow> rows;
-    for (const SequenceView& s : sequences) {
-      KV2_CHECK(s.first_row == static_cast<int>(rows.size()) || s.n_rows == 0,
-                "rows of a sequence out of order");
-      for (int i = 0; i < s.n_rows; i++) rows.push_back({s.full_pages, s.first_pos + i});
-    }
-    return rows;
-  }
-  static Pool full_pool(const KvView& kv, int layer) {
-    return {kv.full + kv.layout.full_offset(layer, 0), kv.layout.full_page_bytes(),
-            kv.layout.full_head_bytes()};
-  }
-  struct Sides {
-    PackedSide k, v;
-  };
-  static Sides sides_of(const KvView& kv, int layer) {
-    const LayerLayout& part = kv.layout.layer(layer);
-    return {packed_side(part.k, kv.layout.shape, part.k_offset()),
-            packed_side(part.v, kv.layout.shape, part.v_offset())};
-  }
-  static Pool packed_pool(const KvView& kv, int layer) {
-    if (!kv.layout.packs()) return {};
-    return {kv.packed + kv.layout.packed_offset(layer, 0), kv.layout.packed_page_bytes(),
-            kv.layout.packed_head_bytes(layer)};
   }
   uint32_t* arrivals(size_t n) {
     const size_t before = arrivals_.bytes();

@@ -137,6 +137,14 @@ struct Rows {
       mx[set] = as_bits(__hmin2(as_pair(mx[set]), as_pair(limit[set])));
     }
   }
+  /// Loads, and each token's range and limit (infinity without a clip).
+  __device__ __forceinline__ void load_and_clip(const uint4* fragments, int clip_index, uint32_t (&mn)[2],
+                                                uint32_t (&mx)[2], uint32_t (&limit)[2]) {
+    load(fragments);
+    limit[0] = limit[1] = both(0x7f80);
+    range(mn, mx);
+    if (clip_index >= 0) clip(clip_index, mn, mx, limit);
+  }
   /// The smallest t in [first, first + 2·bit) with more than `index` magnitudes <= t.
   __device__ __forceinline__ void halve(const uint32_t (&first)[2], uint32_t bit, Pair index,
                                         uint32_t (&t_out)[2]) const {
@@ -218,10 +226,8 @@ __device__ __forceinline__ void code_keys(const uint4* fragments, uint4* codes, 
   constexpr int kPieces = D / 16;
   R rows;
   const int w = threadIdx.x / 32, g = rows.g, t = rows.t;
-  rows.load(fragments + w * R::kTiles * 32);
-  uint32_t mn[2], mx[2], limit[2] = {both(0x7f80), both(0x7f80)};
-  rows.range(mn, mx);
-  if (clip >= 0) rows.clip(clip, mn, mx, limit);
+  uint32_t mn[2], mx[2], limit[2];
+  rows.load_and_clip(fragments + w * R::kTiles * 32, clip, mn, mx, limit);
 #pragma unroll
   for (int set = 0; set < 2; set++) {
     const int token = 16 * w + 8 * set + g;
@@ -262,10 +268,8 @@ __device__ __forceinline__ void code_values(const uint4* fragments, uint4* codes
   using R = Rows<D, true>;
   R rows;
   const int w = threadIdx.x / 32, g = rows.g, t = rows.t;
-  rows.load(fragments + w * R::kTiles * 32);
-  uint32_t mn[2], mx[2], limit[2] = {both(0x7f80), both(0x7f80)};
-  rows.range(mn, mx);
-  if (clip >= 0) rows.clip(clip, mn, mx, limit);
+  uint32_t mn[2], mx[2], limit[2];
+  rows.load_and_clip(fragments + w * R::kTiles * 32, clip, mn, mx, limit);
   // eight lanes share four tokens: lane g finds bounds of token g % 4, half `g` of set `g / 2`
   const auto own_of = [&](const uint32_t(&v)[2]) {
     const uint32_t word = g & 2 ? v[1] : v[0];

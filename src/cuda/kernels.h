@@ -50,11 +50,7 @@ void launch_rope(float* x, const int64_t* positions, const float* inv_frequency,
                  int head_dim, bool adjacent, cudaStream_t stream);
 void launch_swiglu(const float* gate, const float* up, float* out, int n_rows, int width, size_t stride,
                    const LinearInputs& rounded, cudaStream_t stream);
-void launch_transform(const float* in, float* out, const float* matrix, const float* mean, const float* add,
-                      int n_rows, int n_heads, int n_kv_heads, int head_dim, bool transpose,
-                      cudaStream_t stream);
-
-/// transform_few: the same for few rows and another `out` than `in`, with the sums left rounded, too.
+/// out = (in - mean)·matrix + add, per head; mean and add may be nullptr.
 struct TransformRows {
   const float* in;
   float* out;
@@ -62,6 +58,8 @@ struct TransformRows {
   int n_rows, n_heads, n_kv_heads, head_dim;
   bool transpose;
 };
+void launch_transform(const TransformRows& p, cudaStream_t stream);
+/// The same for few rows and another `out` than `in`, with the sums left rounded, too.
 bool transform_few_fits(const TransformRows& p);
 void launch_transform_few(const TransformRows& p, const LinearInputs& rounded, cudaStream_t stream);
 

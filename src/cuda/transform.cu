@@ -90,15 +90,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_transform(const float* in, float* out, const float* matrix, const float* mean, const float* add,
-                      int n_rows, int n_heads, int n_kv_heads, int head_dim, bool transpose,
-                      cudaStream_t stream) {
-  const int q_per_kv = n_heads / n_kv_heads;
-  const dim3 grid((n_rows * q_per_kv + kVectors - 1) / kVectors, n_kv_heads);
-  const size_t shared =
-      sizeof(float) * (kVectors * head_dim + static_cast<size_t>(rows_of_piece(head_dim)) * (head_dim + 1));
-  transform_kernel<<<grid, kThreads, shared, stream>>>(in, out, matrix, mean, add, n_rows, n_heads, q_per_kv,
-                                                       head_dim, transpose);
+void launch_transform(const TransformRows& p, cudaStream_t stream) {
+  const int q_per_kv = p.n_heads / p.n_kv_heads, d = p.head_dim;
+  const dim3 grid((p.n_rows * q_per_kv + kVectors - 1) / kVectors, p.n_kv_heads);
+  const size_t shared = sizeof(float) * (kVectors * d + static_cast<size_t>(rows_of_piece(d)) * (d + 1));
+  transform_kernel<<<grid, kThreads, shared, stream>>>(p.in, p.out, p.matrix, p.mean, p.add, p.n_rows,
+                                                       p.n_heads, q_per_kv, d, p.transpose);
 }
 
 }  // namespace kv2::cuda

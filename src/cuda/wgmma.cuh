@@ -31,36 +31,29 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
-/// c += A·B or, without `add`, c = A·B: m64n64k32, A of signed bytes from registers as mma.m16n8k32 has it, B
-/// unsigned. c[4j..]: rows g, g, g + 8, g + 8 of columns 8j + 2t, + 1.
+/// c += A·B or, without `add`, c = A·B: m64n64k32, A of signed or unsigned bytes from registers as
+/// mma.m16n8k32 has it, B unsigned. c[4j..]: rows g, g, g + 8, g + 8 of columns 8j + 2t, + 1.
+#define KV2_WGMMA_N64(a_type)                                                                                \
+  asm volatile(                                                                                              \
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"                                                       \
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32." a_type                                                   \
+      ".u8 "                                                                                                 \
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%" \
+      "27,%28,%29,%30,%31},"                                                                                 \
+      "{%32,%33,%34,%35},%36,add;\n}\n"                                                                      \
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]),      \
+        "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]),             \
+        "+r"(c[15]), "+r"(c[16]), "+r"(c[17]), "+r"(c[18]), "+r"(c[19]), "+r"(c[20]), "+r"(c[21]),           \
+        "+r"(c[22]), "+r"(c[23]), "+r"(c[24]), "+r"(c[25]), "+r"(c[26]), "+r"(c[27]), "+r"(c[28]),           \
+        "+r"(c[29]), "+r"(c[30]), "+r"(c[31])                                                                \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
 __device__ __forceinline__ void wgmma_signed(int (&c)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.u8 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%"
-      "27,%28,%29,%30,%31},"
-      "{%32,%33,%34,%35},%36,add;\n}\n"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]),
-        "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15]),
-        "+r"(c[16]), "+r"(c[17]), "+r"(c[18]), "+r"(c[19]), "+r"(c[20]), "+r"(c[21]), "+r"(c[22]),
-        "+r"(c[23]), "+r"(c[24]), "+r"(c[25]), "+r"(c[26]), "+r"(c[27]), "+r"(c[28]), "+r"(c[29]),
-        "+r"(c[30]), "+r"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+  KV2_WGMMA_N64("s8");
 }
 __device__ __forceinline__ void wgmma_unsigned(int (&c)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k32.s32.u8.u8 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%"
-      "27,%28,%29,%30,%31},"
-      "{%32,%33,%34,%35},%36,add;\n}\n"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]), "+r"(c[4]), "+r"(c[5]), "+r"(c[6]), "+r"(c[7]),
-        "+r"(c[8]), "+r"(c[9]), "+r"(c[10]), "+r"(c[11]), "+r"(c[12]), "+r"(c[13]), "+r"(c[14]), "+r"(c[15]),
-        "+r"(c[16]), "+r"(c[17]), "+r"(c[18]), "+r"(c[19]), "+r"(c[20]), "+r"(c[21]), "+r"(c[22]),
-        "+r"(c[23]), "+r"(c[24]), "+r"(c[25]), "+r"(c[26]), "+r"(c[27]), "+r"(c[28]), "+r"(c[29]),
-        "+r"(c[30]), "+r"(c[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+  KV2_WGMMA_N64("u8");
 }
+#undef KV2_WGMMA_N64
 /// c += A·B or, without `add`, c = A·B: m64n32k32, A of unsigned bytes from registers as mma.m16n8k32 has it,
 /// B unsigned. c[4j..]: rows g, g, g + 8, g + 8 of columns 8j + 2t, + 1.
 __device__ __forceinline__ void wgmma_unsigned(int (&c)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
