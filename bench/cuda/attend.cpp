@@ -3,7 +3,7 @@
 // plain f32 kernel first (which the op tests hold against the reference), empties the L2 before each run,
 // prints medians, bytes and the share of the read bandwidth measured in the same run. One JSON line per shape
 // with --json.
-//   kv2_bench_attend_cuda [--json] [--only decode|shapes|prefill|demote] [--pages N]
+//   kv2_bench_attend_cuda [--json] [--only decode|short|shapes|prefill|demote] [--pages N]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -279,11 +279,15 @@ int main(int argc, char** argv) {
   }
   const auto wants = [&](const char* part) { return only.empty() || only == part; };
   bench.measure_bandwidth();
+  std::printf("an empty kernel %.4f ms\n", bench.timer.median([] { bench::do_nothing(); }));
   const struct {
     int batch, tokens;
   } shapes[] = {{32, 32768}, {1, 131072}, {1, 32768}, {1, 8192}, {8, 32768}, {64, 16384}, {28, 100032}};
   if (wants("decode"))
     for (const auto& s : shapes) bench.attend(s.batch, s.tokens, 8, 4, 128, 1);
+  if (only == "one") bench.attend(1, 32768, 8, 4, 128, 1);  // for a profiler
+  if (wants("short"))  // what one sequence pays before its length counts
+    for (const int tokens : {64, 1024, 2048, 4096}) bench.attend(1, tokens, 8, 4, 128, 1);
   if (wants("shapes")) {
     bench.attend(32, 32768, 8, 1, 128, 1);
     bench.attend(32, 32768, 8, 8, 128, 1);
