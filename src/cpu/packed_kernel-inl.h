@@ -77,10 +77,10 @@ HWY_INLINE HWY_ATTR Vec load_fp16(const fp16* p) {
   return hn::PromoteTo(Floats(), hn::LoadU(halves, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 
-/// Part `part` of four of what comes next: all of it at once would wait for the memory's queue.
-HWY_INLINE void fetch_part(const ComingPage& page, int part) {
-  const size_t lines = (page.bytes + 63) / 64, end = lines * static_cast<size_t>(part + 1) / 4;
-  for (size_t i = lines * static_cast<size_t>(part) / 4; i < end; i++) __builtin_prefetch(page.at + 64 * i);
+/// Part `part` of `parts` of what comes next: all of it at once would wait for the memory's queue.
+HWY_INLINE void fetch_part(const ComingPage& page, size_t part, size_t parts) {
+  const size_t lines = (page.bytes + 63) / 64, end = lines * (part + 1) / parts;
+  for (size_t i = lines * part / parts; i < end; i++) __builtin_prefetch(page.at + 64 * i);
   asm volatile("");  // else GCC 12 may take this function for pure and drop its calls
 }
 
@@ -117,7 +117,7 @@ HWY_INLINE HWY_ATTR void packed_logits(const RowTerms<R>& q, const std::byte* pa
   const size_t block = static_cast<size_t>(layout.head_dim) * 4;
   for (int b = 0; b < 4; b += B) {
     if (coming.bytes > 0)
-      for (int bb = 0; bb < B; bb++) fetch_part(coming, b + bb);
+      for (int bb = 0; bb < B; bb++) fetch_part(coming, static_cast<size_t>(b + bb), 8);
     for (int g = 0; g < groups; g++) {
       Sum16 sums[R][B];
       dot_codes<kQueryOrder, R, B>(codes + static_cast<size_t>(b) * block, block, g * words, words, q.bytes,
@@ -280,9 +280,13 @@ HWY_INLINE HWY_ATTR void scale_row(float* x, int n, float factor) {
 template <int R, int B>
 HWY_INLINE HWY_ATTR void packed_values(const int8_t* weights, const float* unit, const float* rest,
                                        const uint8_t* codes, int first_block, int n_blocks, int d,
-                                       float* out) {
+                                       const ComingPage& coming, float* out) {
   const Floats f;
   for (int b = first_block; b < first_block + n_blocks; b += B) {
+    if (coming.bytes > 0) {
+      const size_t blocks = static_cast<size_t>(d) / 16;
+      for (int bb = 0; bb < B; bb++) fetch_part(coming, blocks + static_cast<size_t>(b + bb), 2 * blocks);
+    }
     Sum16 sums[R][B];
     dot_codes<kPageOrder, R, B>(codes + static_cast<size_t>(b) * 256, 256, 0, 16, weights, sums);
     for (int r = 0; r < R; r++) {
@@ -331,10 +335,11 @@ HWY_ATTR void attend_packed_rows(const TileView& tile, const CodedQueries& q, in
           scale_row(out + static_cast<size_t>(r) * d + g * layout.group, layout.group, factor[r]);
       const auto* codes = reinterpret_cast<const uint8_t*>(pages.codes[j] + layout.v_codes());
       const int8_t* weights = softmax.bytes + j * R * 2 * kPageTokens;
+      const ComingPage coming = row == 0 ? pages.coming[j] : ComingPage();
       if (n % kWide == 0)
-        packed_values<R, kWide>(weights, unit, rest, codes, first_block, n, d, out);
+        packed_values<R, kWide>(weights, unit, rest, codes, first_block, n, d, coming, out);
       else
-        packed_values<R, 1>(weights, unit, rest, codes, first_block, n, d, out);
+        packed_values<R, 1>(weights, unit, rest, codes, first_block, n, d, coming, out);
     }
   }
 }
