@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
@@ -57,10 +58,15 @@ void run(BenchOptions o) {
   if (o.wants("profile")) bench_profile(o, report);
 }
 
-std::string rate(double per_second, double limit) {
-  if (per_second <= 0) return "";
-  return limit > 0 ? fmt::format("{:.1f} ({:.0f} %)", per_second / 1e9, 100 * per_second / limit)
-                   : fmt::format("{:.1f}", per_second / 1e9);
+/// What a second brought, in units of 10⁹, and the share of a row's `least` seconds in those that it took.
+std::string rate(double count, double seconds, double least) {
+  if (count <= 0) return "";
+  return fmt::format("{:.1f}{}", count / seconds / 1e9,
+                     least > 0 ? fmt::format(" ({:.0f} %)", 100 * least / seconds) : "");
+}
+
+double seconds_for(double count, double per_second) {
+  return count > 0 && per_second > 0 ? count / per_second : 0;
 }
 
 }  // namespace
@@ -114,13 +120,27 @@ Times time_of(int repeats, const std::function<void()>& run) {
   return times;
 }
 
-double BenchLimits::read_for(double working_set) const {
-  if (working_set <= double{1 << 20}) return read_l2;
-  return working_set <= double{24 << 20} ? read_l3 : read_memory;
+Bound BenchLimits::of(const BenchRow& row) const {
+  struct Level {
+    const char* name;
+    double holds, read;  // bytes, bytes per second
+  };
+  Bound bound;
+  for (const Level& l : {Level{"L2", 1 << 20, read_l2}, Level{"L3", 24 << 20, read_l3},
+                         Level{"memory", HUGE_VAL, read_memory}}) {
+    if (row.bytes > l.holds) continue;
+    bound.level = l.name;
+    bound.reading = seconds_for(row.bytes, l.read);
+    break;
+  }
+  bound.arithmetic = seconds_for(row.operations.int8, peak.int8) +
+                     seconds_for(row.operations.bf16, peak.bf16) + seconds_for(row.operations.f32, peak.f32);
+  return bound;
 }
 
 void BenchReport::add(const BenchRow& r) {
   const double t = r.times.median();
+  const Bound bound = limits.of(r);
   if (json_) {
     nlohmann::ordered_json j = {{"part", r.part},
                                 {"name", r.name},
@@ -129,22 +149,27 @@ void BenchReport::add(const BenchRow& r) {
                                 {"spread", r.times.spread()},
                                 {"repeats", r.times.seconds.size()}};
     if (r.tokens > 0) j["tokens_per_s"] = r.tokens / t, j["best_tokens_per_s"] = r.tokens / r.times.best();
-    if (r.bytes > 0) j["bytes"] = r.bytes, j["bytes_per_s"] = r.bytes / t;
-    if (r.operations > 0) j["operations"] = r.operations, j["operations_per_s"] = r.operations / t;
+    if (r.bytes > 0) j["bytes"] = r.bytes, j["bytes_per_s"] = r.bytes / t, j["level"] = bound.level;
+    if (const double all = r.operations.total(); all > 0) {
+      j["operations"] = all, j["operations_per_s"] = all / t;
+      for (const auto& [name, n] :
+           {std::pair{"int8", r.operations.int8}, {"bf16", r.operations.bf16}, {"f32", r.operations.f32}})
+        if (n > 0) j[fmt::format("operations_{}", name)] = n;
+    }
     if (r.times.cores > 0) j["cores"] = r.times.cores;
     if (r.error >= 0) j["error"] = r.error;
     if (!r.check.empty()) j["check"] = r.check;
     fmt::print("{}\n", j.dump());
   } else {
     if (!any_)
-      fmt::print("{:<8} {:<44} {:>10} {:>10} {:>7} {:>5} {:>9} {:>16} {:>16}  {}\n", "part", "what", "median",
-                 "best", "spread", "cores", "tokens/s", "GB/s (of limit)", "Gop/s (of limit)", "check");
-    fmt::print("{:<8} {:<44} {:>8.3f}ms {:>8.3f}ms {:>6.0f}% {:>5} {:>9} {:>16} {:>16}  {}\n", r.part, r.name,
-               t * 1e3, r.times.best() * 1e3, 100 * r.times.spread(),
+      fmt::print("{:<8} {:<44} {:>10} {:>10} {:>7} {:>5} {:>9} {:>16} {:>16} {:<11} {}\n", "part", "what",
+                 "median", "best", "spread", "cores", "tokens/s", "GB/s (of limit)", "Gop/s (of limit)",
+                 "limited by", "check");
+    fmt::print("{:<8} {:<44} {:>8.3f}ms {:>8.3f}ms {:>6.0f}% {:>5} {:>9} {:>16} {:>16} {:<11} {}\n", r.part,
+               r.name, t * 1e3, r.times.best() * 1e3, 100 * r.times.spread(),
                r.times.cores > 0 ? fmt::format("{:.1f}", r.times.cores) : "",
-               r.tokens > 0 ? fmt::format("{:.1f}", r.tokens / t) : "",
-               rate(r.bytes / t, limits.read_for(r.bytes)),
-               rate(r.operations / t, r.limit > 0 ? r.limit : limits.int8),
+               r.tokens > 0 ? fmt::format("{:.1f}", r.tokens / t) : "", rate(r.bytes, t, bound.reading),
+               rate(r.operations.total(), t, bound.arithmetic), bound.seconds() > 0 ? bound.what() : "",
                r.error >= 0 ? fmt::format("{:.1e} {}", r.error, r.check) : r.check);
   }
   std::fflush(stdout);

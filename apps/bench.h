@@ -51,22 +51,36 @@ struct Times {
 /// Runs once to warm up, then `repeats` times.
 Times time_of(int repeats, const std::function<void()>& run);
 
+/// Multiply-adds, each counted as 2, by the kind of instruction that does them.
+struct Arithmetic {
+  double int8 = 0, bf16 = 0, f32 = 0;
+  double total() const { return int8 + bf16 + f32; }
+};
+
 struct BenchRow {
   std::string part, name;
   Times times;
   double tokens = 0;      // of one repeat; 0: not a matter of tokens
   double bytes = 0;       // that one repeat must read
-  double operations = 0;  // multiply-adds of one repeat, counted as 2
-  double limit = 0;       // operations per second that bound it; 0: the byte product's
+  Arithmetic operations;  // of one repeat
   double error = -1;      // against the reference, relative; -1: not compared
   std::string check;      // what was compared, for people
+};
+
+/// Seconds that a row takes at least: its bytes at the speed of the level that holds them, its arithmetic at
+/// the instructions' own peaks. The longer of the two bounds it. 0: not known.
+struct Bound {
+  const char* level = "memory";
+  double reading = 0, arithmetic = 0;
+  double seconds() const { return reading > arithmetic ? reading : arithmetic; }
+  const char* what() const { return reading > arithmetic ? level : "arithmetic"; }
 };
 
 /// What the machine gave in this very call; 0: not measured.
 struct BenchLimits {
   double read_l2 = 0, read_l3 = 0, read_memory = 0;  // bytes per second, all threads
-  double int8 = 0, bf16 = 0, f32 = 0;                // operations per second, all threads
-  double read_for(double working_set) const;         // the level that holds it
+  Arithmetic peak;                                   // operations per second, all threads
+  Bound of(const BenchRow& row) const;
 };
 
 /// What is in memory after a sequence was decoded at some depth, in bytes.

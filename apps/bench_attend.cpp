@@ -60,7 +60,7 @@ class AttendBench {
     fill();
   }
 
-  BenchRow run(int repeats, const std::string& name, const BenchLimits& limits) {
+  BenchRow run(int repeats, const std::string& name) {
     const size_t width = static_cast<size_t>(shape_.n_heads) * shape_.head_dim;
     cases::Random random(3);
     const auto q = cases::on_device(backend_, random.normals(width, 0.2f, 1.0f));
@@ -88,8 +88,13 @@ class AttendBench {
         static_cast<double>(n_full_ * layout_.full_page_bytes() + n_packed_ * layout_.packed_page_bytes());
     // From codes of 2 bits every product is two byte products; pages of other forms are multiplied in f32.
     const bool coded = layout_.packs() && layout_.layer(0).int2_heads();
-    row.operations = 4.0 * width * static_cast<double>(n_tokens_) * shape_.n_layers * (coded ? 2 : 1);
-    row.limit = coded ? limits.int8 : limits.f32;
+    const auto products_of = [&](size_t n_pages) {
+      return 4.0 * width * static_cast<double>(n_pages * kPageTokens) * shape_.n_layers;
+    };
+    if (coded)
+      row.operations = {.int8 = 2 * products_of(n_packed_), .f32 = products_of(n_full_)};
+    else
+      row.operations.f32 = products_of(n_packed_ + n_full_);
     row.error = error;
     row.check = "against f64";
     return row;
@@ -156,9 +161,9 @@ void bench_attend(const BenchOptions& o, BenchReport& report) {
     for (const int64_t depth : shape.depths) {
       if (depth == 0) continue;
       for (const CacheSpec& spec : o.specs("bf16,int4,oscar2"))
-        report.add(AttendBench(*backend, shape.kv, spec, depth)
-                       .run(o.repeats * 3, fmt::format("{}: {} at {}", shape.name, spec.method_text(), depth),
-                            report.limits));
+        report.add(
+            AttendBench(*backend, shape.kv, spec, depth)
+                .run(o.repeats * 3, fmt::format("{}: {} at {}", shape.name, spec.method_text(), depth)));
     }
 }
 

@@ -3,9 +3,9 @@
 // parts are printed as shares of it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
 
-#include <algorithm>
 #include "apps/bench.h"
 #include "base/threads.h"
 #include "cpu/limits.h"
@@ -33,7 +33,8 @@ BenchRow read_row(ThreadTeam& team, const char* level, size_t bytes_per_thread, 
 }
 
 template <class T>
-BenchRow peak_row(ThreadTeam& team, const char* what, int64_t (*spin)(int64_t, T*), int repeats) {
+BenchRow peak_row(ThreadTeam& team, const char* what, int64_t (*spin)(int64_t, T*), double Arithmetic::*kind,
+                  int repeats) {
   const int n = team.size();
   std::vector<T> sinks(static_cast<size_t>(n) * 16, T{1});
   int64_t products = 0;
@@ -44,7 +45,7 @@ BenchRow peak_row(ThreadTeam& team, const char* what, int64_t (*spin)(int64_t, T
       if (i == 0) products = done;
     });
   });
-  row.operations = 2.0 * static_cast<double>(products) * n;
+  row.operations.*kind = 2.0 * static_cast<double>(products) * n;
   return row;
 }
 
@@ -64,16 +65,13 @@ void bench_limits(const BenchOptions& o, BenchReport& report) {
   read("L2", size_t{512} << 10, l.read_l2);
   read("L3", size_t{6} << 20, l.read_l3);
   read("memory", size_t{256} << 20, l.read_memory);
-  BenchRow f32 = peak_row(team, "f32", cpu::spin_f32, repeats),
-           int8 = peak_row(team, "int8 dot", cpu::spin_int8, repeats),
-           bf16 = peak_row(team, "bf16 dot", cpu::spin_bf16, repeats);
-  l.f32 = f32.operations / f32.times.best();
-  l.int8 = int8.operations / int8.times.best();
-  l.bf16 = bf16.operations / bf16.times.best();  // 0: this processor has none
-  f32.limit = l.f32, bf16.limit = l.bf16;
-  report.add(f32);
-  if (l.bf16 > 0) report.add(bf16);
-  report.add(int8);
+  const auto peak = [&](const BenchRow& row, double Arithmetic::*kind) {
+    l.peak.*kind = row.operations.*kind / row.times.best();
+    if (l.peak.*kind > 0) report.add(row);  // 0: this processor has no such instruction
+  };
+  peak(peak_row(team, "f32", cpu::spin_f32, &Arithmetic::f32, repeats), &Arithmetic::f32);
+  peak(peak_row(team, "bf16 dot", cpu::spin_bf16, &Arithmetic::bf16, repeats), &Arithmetic::bf16);
+  peak(peak_row(team, "int8 dot", cpu::spin_int8, &Arithmetic::int8, repeats), &Arithmetic::int8);
 }
 
 }  // namespace kv2::app

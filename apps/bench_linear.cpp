@@ -101,7 +101,13 @@ void measure(Backend& backend, const BenchOptions& o, const std::string& name, i
     row.times = time_of(o.repeats, run);
     row.bytes = static_cast<double>(linears.front()->bytes()) * turns;
     // Exact weights of 4 bits: two byte products for each.
-    row.operations = 2.0 * n_rows * n_in * n_out * turns * (backend.multiplies_codes() ? 2 : 1);
+    const double products = 2.0 * n_rows * n_in * n_out * turns;
+    if (backend.multiplies_codes())
+      row.operations.int8 = 2 * products;
+    else if (backend.linear_precision() == "bf16")
+      row.operations.bf16 = products;
+    else
+      row.operations.f32 = products;
     report.add(row);
   }
 }
