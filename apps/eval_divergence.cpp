@@ -13,7 +13,7 @@ struct Options {
   EvalOptions eval;
   TokenSource source;
   DivergenceOptions divergence;
-  bool buckets = false;  // shown
+  bool details = false;  // by position, and beside the best other method
 };
 
 void run(const Options& o) {
@@ -24,7 +24,8 @@ void run(const Options& o) {
   const auto results =
       measure_divergence(*s.model, tokens, specs, calibration ? &*calibration : nullptr, o.divergence);
   if (!o.eval.json) {
-    fmt::print("{}{}", to_table(results), o.buckets ? to_bucket_table(results) : "");
+    fmt::print("{}", to_table(results));
+    if (o.details) fmt::print("{}{}", to_bucket_table(results), to_rival_table(results));
     return;
   }
   const RunRecord record(s, o.eval.model, tokens, calibration);
@@ -51,7 +52,7 @@ void add_eval_divergence(CLI::App& eval) {
     app->add_option("--stride", o->divergence.stride,
                     "tokens between the beginnings of windows, which then overlap; default: the window")
         ->check(CLI::PositiveNumber);
-    o->buckets = std::string(name) == "kld";
+    o->details = std::string(name) == "kld";
     app->callback([o] { run(*o); });
   }
 }

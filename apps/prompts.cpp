@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/log.h"
 
 namespace kv2::app {
 namespace {
@@ -76,9 +77,10 @@ std::vector<Ids> from_file(const Session& s, const std::string& name) {
 void PromptSource::add_to(CLI::App& app) {
   auto* prompts = app.add_option(
       "--prompts", file, "prompts: one per line, or a JSON array of strings or of arrays of token ids");
-  text.add_to(app);
-  for (const char* other : {"--text", "--tokens"}) prompts->excludes(app.get_option(other));
-  app.add_option("--pieces", pieces, "prompts taken from --text or --tokens, evenly over it")
+  auto* text = app.add_option("--text", texts, "a text file; may be given several times");
+  auto* ids = app.add_option("--tokens", tokens, "token ids, a .npy file; may be given several times");
+  for (auto* other : {text, ids}) prompts->excludes(other->allow_extra_args(false));
+  app.add_option("--pieces", pieces, "prompts taken from --text and --tokens, evenly over them")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   app.add_option("--prompt-tokens", piece_tokens, "tokens of each of them")
@@ -88,19 +90,38 @@ void PromptSource::add_to(CLI::App& app) {
 
 std::vector<Ids> PromptSource::read(const Session& session) const {
   if (!file.empty()) return from_file(session, file);
-  if (!text.given())
+  std::vector<TokenSource> sources;
+  for (const std::string& name : texts) sources.push_back({.text_file = name, .tokens_file = ""});
+  for (const std::string& name : tokens) sources.push_back({.text_file = "", .tokens_file = name});
+  if (sources.empty())
     throw_error(ErrorCode::BadArgument,
                 "no prompts: give --prompts FILE, or --text FILE or --tokens FILE.npy");
-  const Ids all = text.read(session);
-  const auto n = static_cast<int64_t>(all.size());
-  if (n < piece_tokens)
-    throw_error(ErrorCode::BadArgument, "the text has {} tokens, a prompt of {} is asked for", n,
+  const auto n_sources = static_cast<int64_t>(sources.size());
+  std::vector<Ids> out(static_cast<size_t>(pieces));
+  for (int64_t s = 0; s < std::min<int64_t>(n_sources, pieces); s++) {
+    const int64_t n_own = (pieces - s + n_sources - 1) / n_sources;  // pieces s, s + n_sources, …
+    std::vector<Ids> own = cut(session, sources[static_cast<size_t>(s)].read(session), n_own);
+    for (int64_t i = 0; i < n_own; i++)
+      out[static_cast<size_t>(s + i * n_sources)] = std::move(own[static_cast<size_t>(i)]);
+  }
+  return out;
+}
+
+/// n pieces of one text, the first at its beginning, the last at its end.
+std::vector<Ids> PromptSource::cut(const Session& session, const Ids& all, int64_t n) const {
+  const auto length = static_cast<int64_t>(all.size());
+  if (length < piece_tokens)
+    throw_error(ErrorCode::BadArgument, "the text has {} tokens, a prompt of {} is asked for", length,
                 piece_tokens);
+  if (n * piece_tokens > length)
+    log_warning(fmt::format(
+        "{} prompts of {} tokens overlap in a text of {}: they say less than as many different ones", n,
+        piece_tokens, length));
   const int32_t bos = session.tokenizer ? session.tokenizer->bos() : -1;
   const bool starts = all.front() == bos && bos >= 0;
   std::vector<Ids> out;
-  for (int64_t i = 0; i < pieces; i++) {
-    const int64_t from = pieces > 1 ? (n - piece_tokens) * i / (pieces - 1) : 0;
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t from = n > 1 ? (length - piece_tokens) * i / (n - 1) : 0;
     Ids piece(all.begin() + from, all.begin() + from + piece_tokens);
     if (starts) piece.front() = bos;  // every text of such a model begins with it
     out.push_back(std::move(piece));

@@ -11,7 +11,7 @@ namespace kv2::app {
 
 struct PromptSource {
   std::string file;  // lines of text, or a JSON array of strings or of arrays of token ids
-  TokenSource text;  // else: pieces of a text
+  std::vector<std::string> texts, tokens;  // else: pieces of text files and .npy files, from each in turn
   int pieces = 16;
   int64_t piece_tokens = 256;
 
@@ -19,6 +19,10 @@ struct PromptSource {
   /// Errors: BadArgument (nothing given, no prompt in the file, a text shorter than a piece), BadFile (JSON
   /// of another shape), Unsupported (text without a tokenizer), Io.
   std::vector<std::vector<int32_t>> read(const Session& session) const;
+
+ private:
+  std::vector<std::vector<int32_t>> cut(const Session& session, const std::vector<int32_t>& all,
+                                        int64_t n) const;
 };
 
 }  // namespace kv2::app

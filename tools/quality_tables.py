@@ -31,13 +31,35 @@ def kl(value):
     return "0" if value == 0 else f"{value:.4f}" if value >= 0.001 else f"{value:.5f}" if value >= 1e-4 else f"{value:.0e}"
 
 
+def with_error(value, error):
+    """A KL with its standard error, to as many digits as the KL itself is printed with."""
+    text = kl(value)
+    if value == 0 or error is None:
+        return text
+    if "e" in text:
+        return f"{text} ± {error:.0e}"
+    return f"{text} ± {error:.{len(text) - text.index('.') - 1}f}"
+
+
+def difference(a, b):
+    """mean KL of line a less that of b over the same positions, ± its standard error (src/eval/block_means.h)."""
+    n, size = a["kl_tokens"], 256
+    sizes = [min(size, n - i * size) for i in range(len(a["kl_blocks"]))]
+    off = [x - y for x, y in zip(a["kl_blocks"], b["kl_blocks"])]
+    mean = sum(s * d for s, d in zip(sizes, off)) / n
+    if len(off) < 2:
+        return mean, None
+    square = sum((s * (d - mean)) ** 2 for s, d in zip(sizes, off))
+    return mean, (square * len(off) / (len(off) - 1)) ** 0.5 / n
+
+
 def table(head, rows):
     out = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return out + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def score(line):
-    return f"{kl(line['kl_mean'])} · {100 * (1 - line['top1']):.1f} % · {line['ppl']:.2f}" if line else "–"
+    return f"{with_error(line['kl_mean'], line.get('kl_se'))} · {100 * (1 - line['top1']):.1f} % · {line['ppl']:.2f}" if line else "–"
 
 
 def exact(line):
@@ -74,6 +96,9 @@ def winner(part, budget):
     others = [line for line in fit if line["method"].startswith("kv2") != best["method"].startswith("kv2")]
     if others:
         text += f"; `{others[0]['method']}` {kl(others[0]['kl_mean'])}"
+        if "kl_blocks" in best:
+            more, error = difference(others[0], best)
+            text += f" (+{with_error(more, error)})"
     return text
 
 
@@ -97,7 +122,7 @@ def text_of(parts):
     tokens = [f"{line['tokens'] + line['windows']:,} of {KLD[n]}" for n in KLD for line in list(parts[n].values())[:1]]
     out = []
     if tokens:
-        out = ["KL(bf16 ‖ method), mean, in nats · share of positions with another top-1 (flips) · perplexity. Tokens: "
+        out = ["KL(bf16 ‖ method), mean ± standard error, in nats · share of positions with another top-1 (flips) · perplexity. Tokens: "
                + "; ".join(tokens) + ".", ""]
     out += main_table(parts)
     counts = [f"{NEEDLES[n]} tokens: {line['questions']} questions of {line['haystacks']} haystack(s)"
@@ -105,7 +130,8 @@ def text_of(parts):
     if counts:
         out += ["", "`exact`: multi-key uuid in haystacks of nothing but needles, percent (" + "; ".join(counts) + ")."]
     if tokens:
-        out += ["", "Who wins at how many bits: the least KL, and after it the best of the other kind (ours, published).", ""]
+        out += ["", "Who wins at how many bits: the least KL, and after it the best of the other kind (ours, published), "
+                    "with what it has more, position by position.", ""]
         out += winners(parts)
     out += ["", *provenance(parts)]
     return "\n".join(out) + "\n"

@@ -38,7 +38,8 @@ struct Runner {
   CachePlan plan;
   double nll_sum = 0;
   int64_t n_nll = 0, n_same_top = 0;
-  std::vector<float> kl;        // one per scored position
+  std::vector<float> kl;        // one per scored position, in their order
+  std::vector<float> same_top;  // the same: 1 where the arg max is equal
   std::vector<Bucket> buckets;  // by bucket_of(position in its window)
 };
 
@@ -144,6 +145,7 @@ class Comparison {
 
   static void add_kl(int64_t position, const RowScore& score, Runner& runner) {
     runner.kl.push_back(static_cast<float>(score.kl));
+    runner.same_top.push_back(score.same_top ? 1.0f : 0.0f);
     runner.n_same_top += score.same_top;
     const size_t index = bucket_of(position);
     if (runner.buckets.size() <= index) runner.buckets.resize(index + 1);
@@ -192,6 +194,9 @@ DivergenceResult finish(Runner& r, int64_t window) {
   double sum = 0;
   for (const float x : r.kl) sum += x;
   out.kl_mean = sum / static_cast<double>(r.kl.size());
+  out.kl_blocks = block_means(r.kl);
+  out.kl_se = standard_error(out.kl_blocks, out.kl_tokens);
+  out.top1_se = standard_error(block_means(r.same_top), out.kl_tokens);
   std::sort(r.kl.begin(), r.kl.end());
   out.kl_median = quantile(r.kl, 0.5);
   out.kl_p99 = quantile(r.kl, 0.99);
@@ -202,6 +207,20 @@ DivergenceResult finish(Runner& r, int64_t window) {
   out.recent = r.spec.recent_tokens;
   out.prefill = r.spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
   return out;
+}
+
+void find_rivals(std::vector<DivergenceResult>& results) {
+  constexpr double kEqualBits = 1e-6;
+  for (DivergenceResult& r : results) {
+    const DivergenceResult* best = nullptr;
+    for (const DivergenceResult& other : results) {
+      if (&other == &r || other.history_bits > r.history_bits + kEqualBits || r.history_bits >= 16) continue;
+      if (best == nullptr || other.kl_mean < best->kl_mean) best = &other;
+    }
+    if (best == nullptr) continue;
+    r.rival = best->method;
+    r.over_rival = paired_difference(r.kl_blocks, best->kl_blocks, r.kl_tokens);
+  }
 }
 
 /// First position at which every quantized method has a history; 0 when there is none of them.
@@ -273,6 +292,7 @@ std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector
     out.back().windows = static_cast<int64_t>(windows.size());
     out.back().stride = stride;
   }
+  find_rivals(out);
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "eval/block_means.h"
 #include "kv2/cache.h"
 #include "kv2/calibrate.h"
 #include "model/model.h"
@@ -42,6 +43,11 @@ struct DivergenceResult {
   int64_t kl_tokens = 0;  // scored positions of KL
   double ppl = 0;
   double kl_mean = 0, kl_median = 0, kl_p99 = 0, kl_max = 0, top1 = 0;  // top1: share of equal arg max
+  double kl_se = 0, top1_se = 0;  // standard errors (eval/block_means.h); NaN where the text is too short
+  std::vector<double> kl_blocks;  // means of runs of 256 scored positions, for other paired comparisons
+  /// The method of least KL among the others of this call that keep as many history bits or fewer; "": none.
+  std::string rival;
+  PairedDifference over_rival;      // kl_mean less the rival's: below 0 where this method is better
   int64_t flips = 0;                // scored positions whose arg max differs
   int64_t windows = 0, stride = 0;  // number of windows walked, tokens between their beginnings
   /// By position: [0, 512), then every doubling; only those that have a scored position.
@@ -59,8 +65,9 @@ std::vector<DivergenceResult> measure_divergence(Model& model, const std::vector
 
 /// One JSON object per result, the fields named as above.
 std::string to_json(const DivergenceResult& r);
-/// A table for people, and KL and flips by position.
+/// A table for people, KL and flips by position, and every method beside its rival ("" where none has one).
 std::string to_table(const std::vector<DivergenceResult>& results);
 std::string to_bucket_table(const std::vector<DivergenceResult>& results);
+std::string to_rival_table(const std::vector<DivergenceResult>& results);
 
 }  // namespace kv2

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "eval/batch_feed.h"
 #include "eval/loops.h"
+#include "eval/sign_test.h"
 
 namespace kv2 {
 namespace {
@@ -118,6 +119,8 @@ void compare_texts(const GeneratedTexts& texts, const GeneratedTexts& bf16, cons
     r.stuck_only_here += stuck_here && !stuck_there;
     r.stuck_only_bf16 += stuck_there && !stuck_here;
   }
+  r.collapsed_p = sign_test(r.only_here, r.only_bf16);
+  r.stuck_p = sign_test(r.stuck_only_here, r.stuck_only_bf16);
   const auto n = static_cast<double>(texts.size());
   r.left_mean = sum_left / n;
   r.left_median = median(left);
@@ -175,9 +178,11 @@ std::string to_json(const GenerationResult& r) {
   j["collapsed"] = r.collapsed;
   j["only_here"] = r.only_here;
   j["only_bf16"] = r.only_bf16;
+  j["collapsed_p"] = r.collapsed_p;
   j["stuck"] = r.stuck;
   j["stuck_only_here"] = r.stuck_only_here;
   j["stuck_only_bf16"] = r.stuck_only_bf16;
+  j["stuck_p"] = r.stuck_p;
   j["sink"] = r.sink;
   j["recent"] = r.recent;
   j["prefill"] = r.prefill;
@@ -188,23 +193,25 @@ std::string to_table(const std::vector<GenerationResult>& results) {
   size_t width = 6;
   for (const GenerationResult& r : results) width = std::max(width, r.method.size());
   std::string out = fmt::format(
-      "{:<{}} {:>5} {:>7} {:>6} {:>9} {:>8} {:>6} {:>7} {:>10} {:>10} {:>8} {:>10} {:>9} {:>6} {:>9}\n",
+      "{:<{}} {:>5} {:>7} {:>6} {:>9} {:>8} {:>6} {:>7} {:>10} {:>10} {:>8} {:>10} {:>9} {:>5} {:>6} {:>9} "
+      "{:>5}\n",
       "method", width, "texts", "tokens", "ended", "left mean", "median", "same", "agree", "distinct 2",
-      "distinct 4", "loop", "collapsed", "+ / -", "stuck", "+ / -");
+      "distinct 4", "loop", "collapsed", "+ / -", "p", "stuck", "+ / -", "p");
   for (const GenerationResult& r : results)
     out += fmt::format(
         "{:<{}} {:>5} {:>7} {:>6} {:>9.1f} {:>8.1f} {:>6} {:>6.2f}% {:>10.4f} {:>10.4f} {:>8.1f} {:>10} "
-        "{:>9} {:>6} {:>9}\n",
+        "{:>9} {:>5.2f} {:>6} {:>9} {:>5.2f}\n",
         r.method, width, r.prompts, r.tokens, r.ended, r.left_mean, r.left_median, r.same, 100 * r.agree,
         r.distinct_2, r.distinct_4, r.longest_loop, r.collapsed,
-        fmt::format("{} / {}", r.only_here, r.only_bf16), r.stuck,
-        fmt::format("{} / {}", r.stuck_only_here, r.stuck_only_bf16));
+        fmt::format("{} / {}", r.only_here, r.only_bf16), r.collapsed_p, r.stuck,
+        fmt::format("{} / {}", r.stuck_only_here, r.stuck_only_bf16), r.stuck_p);
   out +=
       "left: first token that differs from bf16's; loop: tokens of the longest loop, mean; collapsed: ends "
       "in a loop "
       "of\nperiod <= 64 over >= 256 tokens; stuck: its last 256 tokens hold <= 64 different runs of four, "
       "loops with "
-      "mistakes, too;\n+ / -: here and not under bf16 / the other way round\n";
+      "mistakes, too;\n+ / -: here and not under bf16 / the other way round; p: chance alone splits these "
+      "texts at least as unevenly (exact sign test)\n";
   return out;
 }
 

@@ -38,6 +38,9 @@ struct GenerationResult {
   int64_t only_here = 0,
           only_bf16 = 0;  // collapsed under this method and not under bf16, and the other way round
   int64_t stuck = 0, stuck_only_here = 0, stuck_only_bf16 = 0;  // the same of stuck texts (eval/loops.h)
+  /// Exact sign test of only_here against only_bf16 (eval/sign_test.h): how often chance alone, as many texts
+  /// falling either way, would split them at least as unevenly.
+  double collapsed_p = 1, stuck_p = 1;
   int sink = 0, recent = 0;
   std::string prefill;
 };

@@ -7,6 +7,7 @@
 
 #include "calibrate/sequence_walk.h"
 #include "calibrate/tiny_model.h"
+#include "eval/sign_test.h"
 #include "kv2/error.h"
 
 namespace kv2 {
@@ -42,6 +43,7 @@ TEST(Generation, ComparesTextsWithBf16) {
   EXPECT_EQ(r.collapsed, 0);
   EXPECT_EQ(r.only_here, 0);
   EXPECT_EQ(r.only_bf16, 1);
+  EXPECT_EQ(r.collapsed_p, 1);
   GenerationResult turned;
   compare_texts(bf16, texts, {kTinyEos}, turned);
   EXPECT_EQ(turned.collapsed, 1);
@@ -49,6 +51,17 @@ TEST(Generation, ComparesTextsWithBf16) {
   EXPECT_EQ(turned.only_bf16, 0);
   EXPECT_EQ(turned.longest_loop, 75);
   EXPECT_LT(turned.distinct_4, 1);
+}
+
+TEST(SignTest, IsTheBinomialTail) {
+  EXPECT_EQ(sign_test(0, 0), 1);
+  EXPECT_EQ(sign_test(3, 3), 1);
+  EXPECT_NEAR(sign_test(2, 1), 1, 1e-12);
+  EXPECT_NEAR(sign_test(2, 0), 0.5, 1e-12);
+  EXPECT_NEAR(sign_test(7, 0), 2.0 / 128, 1e-12);
+  EXPECT_NEAR(sign_test(0, 7), 2.0 / 128, 1e-12);
+  EXPECT_NEAR(sign_test(12, 4), 2.0 * (1 + 16 + 120 + 560 + 1820) / 65536, 1e-12);
+  EXPECT_NEAR(sign_test(600, 500), 0.0028, 0.0001);
 }
 
 TEST(Generation, IsGreedyAndTheSameInAnyBatch) {

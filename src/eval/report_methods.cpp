@@ -33,22 +33,24 @@ std::vector<Json> of_subject(const std::vector<Json>& all, const std::string& su
 }
 
 std::string table(const std::vector<Json>& lines) {
-  HtmlTable out({"method", "history bits", "all-in bits", "KV bytes", "perplexity", "KL mean", "median",
-                 "99 %", "max", "other top-1"});
+  HtmlTable out({"method", "history bits", "all-in bits", "KV bytes", "perplexity", "KL mean", "± se",
+                 "median", "99 %", "max", "other top-1"});
   const auto kl = [](const Json& line, const char* key) {
-    return quantized(line) ? fmt::format("{:.5f}", number(line, key)) : std::string("0");
+    if (!quantized(line)) return std::string("0");
+    const auto at = line.find(key);  // lines of older versions and short texts have no standard error
+    return at != line.end() && at->is_number() ? fmt::format("{:.5f}", at->get<double>()) : std::string("–");
   };
   double best = INFINITY;
   for (const Json& line : lines)
     if (quantized(line)) best = std::min(best, number(line, "kl_mean"));
   for (const Json& line : lines)
-    out.add(
-        {method_label(line), fmt::format("{:.4g}", number(line, "history_bits")),
-         fmt::format("{:.4g}", number(line, "all_in_bits")), readable(number(line, "kv_bytes")),
-         fmt::format("{:.4f}", number(line, "ppl")), kl(line, "kl_mean"), kl(line, "kl_median"),
-         kl(line, "kl_p99"), kl(line, "kl_max"), fmt::format("{:.2f} %", 100 * (1 - number(line, "top1")))},
-        quantized(line) && number(line, "kl_mean") == best ? HtmlTable::Emphasis::Best
-                                                           : HtmlTable::Emphasis::None);
+    out.add({method_label(line), fmt::format("{:.4g}", number(line, "history_bits")),
+             fmt::format("{:.4g}", number(line, "all_in_bits")), readable(number(line, "kv_bytes")),
+             fmt::format("{:.4f}", number(line, "ppl")), kl(line, "kl_mean"), kl(line, "kl_se"),
+             kl(line, "kl_median"), kl(line, "kl_p99"), kl(line, "kl_max"),
+             fmt::format("{:.2f} %", 100 * (1 - number(line, "top1")))},
+            quantized(line) && number(line, "kl_mean") == best ? HtmlTable::Emphasis::Best
+                                                               : HtmlTable::Emphasis::None);
   const Json& first = lines.front();
   return out.html() +
          fmt::format(

@@ -26,7 +26,9 @@ TEST(TuneGrid, PointsAreWithinTheGridAndPriced) {
     EXPECT_DOUBLE_EQ(grid[i].bits,
                      plan_cache(grid[i].spec, kShape, {.context_tokens = 64}).layout.history_bits());
     EXPECT_EQ(CacheSpec::parse(grid[i].spec.method_text()).method, grid[i].spec.method);
-    if (i > 0) EXPECT_LE(grid[i].bits, grid[i - 1].bits);
+    if (i > 0) {
+      EXPECT_LE(grid[i].bits, grid[i - 1].bits);
+    }
     for (size_t j = 0; j < i; j++) EXPECT_NE(grid[i].spec, grid[j].spec) << "no point twice";
   }
 }

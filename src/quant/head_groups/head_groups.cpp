@@ -24,14 +24,20 @@ namespace {
 constexpr int kMostHeads = 4, kMaxWidth = kMostHeads * kMaxHeadDim;
 constexpr float kNarrow = 0.8f;
 
-/// H of an order, symmetric or not, row-major; made once.
-const std::vector<float>& hadamard_of(int order) {
-  static std::array<std::vector<float>, kMaxWidth + 1> made;
+/// H of an order, symmetric or not, row-major, and its transpose; made once.
+struct Matrices {
+  std::vector<float> rows, columns;
+};
+const Matrices& hadamard_of(int order) {
+  static std::array<Matrices, kMaxWidth + 1> made;
   static std::array<std::once_flag, kMaxWidth + 1> once;
-  std::call_once(once[static_cast<size_t>(order)], [order] {
-    for (const double x : hadamard(order)) made[static_cast<size_t>(order)].push_back(static_cast<float>(x));
+  Matrices& m = made[static_cast<size_t>(order)];
+  std::call_once(once[static_cast<size_t>(order)], [&m, order] {
+    const auto n = static_cast<size_t>(order);
+    for (const double x : hadamard(order)) m.rows.push_back(static_cast<float>(x));
+    for (size_t i = 0; i < n * n; i++) m.columns.push_back(m.rows[i % n * n + i / n]);
   });
-  return made[static_cast<size_t>(order)];
+  return m;
 }
 
 /// Heads that are rotated together: as many as divide them, up to four, and have a Hadamard matrix.
@@ -86,7 +92,8 @@ class HeadGroupsCodec final : public PageCodec {
     const Map m(side.format, side.shape);
     page += static_cast<size_t>(kv_head / m.together) * m.bytes();
     const auto* params = reinterpret_cast<const fp16*>(page + m.codes_bytes());
-    const float* h = hadamard_of(m.width).data() + static_cast<size_t>(kv_head % m.together) * m.d * m.width;
+    // This head's channels of a row of the transpose follow each other: sums in index order, side by side.
+    const float* h = hadamard_of(m.width).columns.data() + static_cast<size_t>(kv_head % m.together) * m.d;
     uint8_t codes[kMaxWidth];
     float y[kMaxWidth];
     for (int t = 0; t < kPageTokens; t++, rows += m.d) {
@@ -96,17 +103,15 @@ class HeadGroupsCodec final : public PageCodec {
         const float s = to_float(*params++), o = to_float(*params++);
         for (int i = g * m.group; i < (g + 1) * m.group; i++) y[i] = s * static_cast<float>(codes[i]) + o;
       }
-      for (int c = 0; c < m.d; c++) {
-        float sum = 0;
-        for (int i = 0; i < m.width; i++) sum = sum + y[i] * h[static_cast<size_t>(c) * m.width + i];
-        rows[c] = sum;
-      }
+      std::fill_n(rows, m.d, 0.0f);
+      for (int i = 0; i < m.width; i++)
+        for (int c = 0; c < m.d; c++) rows[c] = rows[c] + y[i] * h[static_cast<size_t>(i) * m.width + c];
     }
   }
 
  private:
   static void encode_token(const Map& m, const PageRows& rows, int first_head, int t, std::byte* page) {
-    const float* h = hadamard_of(m.width).data();
+    const float* h = hadamard_of(m.width).rows.data();
     float y[kMaxWidth] = {};
     for (int i = 0; i < m.width; i++) {
       const bf16 x = rows.head(first_head + i / m.d)[t * m.d + i % m.d];
