@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How attention is cut into tasks. With many tiles a task is a tile and folds its runs one after the other;
-// with few a task is one run of a tile, and the partials are folded afterwards in the same order: the same
+// with few a task is some runs of a tile, and the partials are folded afterwards in the same order: the same
 // bits.
 #include "cpu/attend.h"
 
@@ -262,7 +262,7 @@ void Attention::attend(const AttendParams& p) {
   partials_.grow(split_bytes(team_.size(), shape));  // as planned, whatever the first batch needs
   const auto longest =
       std::max_element(tiles.begin(), tiles.end(), [](auto& a, auto& b) { return n_runs(a) < n_runs(b); });
-  if (team_.size() > 1 && tiles.size() < 4 * static_cast<size_t>(team_.size()) && n_runs(*longest) > 1)
+  if (team_.size() > 1 && tiles.size() < most_split_tiles() && n_runs(*longest) > 1)
     attend_split(p, tiles);
   else
     attend_whole(p, tiles);
@@ -288,12 +288,12 @@ void Attention::attend_whole(const AttendParams& p, const std::vector<QueryTile>
   });
 }
 
-// Few queries, many keys: the runs of a tile are tasks of their own. Their partials live in a scratch of
-// bounded size, so runs go in waves; each wave's partials are merged in page order, exactly as attend_whole
-// does.
+// Few queries, many keys: runs are handed out, not tiles. Consecutive runs of a tile form a segment, so that
+// a worker takes queries once and foresees the pages of its next run; segments become shorter towards the
+// end, so that nobody waits long. Partials live in a scratch of bounded size, hence the waves. Whoever adds
+// the last run of a tile merges its partials in page order, exactly as attend_whole does.
 void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>& tiles) {
   const KvShape& shape = p.kv.layout.shape;
-  const int64_t n_tiles = static_cast<int64_t>(tiles.size());
   int most_queries = 0, most_runs = 0;
   for (const QueryTile& t : tiles) {
     most_queries = std::max(most_queries, t.n_queries);
@@ -303,28 +303,58 @@ void Attention::attend_split(const AttendParams& p, const std::vector<QueryTile>
   const size_t fits = kPartialBytes / (floats * sizeof(float) * tiles.size());
   const int wave =
       static_cast<int>(std::clamp<size_t>(fits, 3, static_cast<size_t>(std::max(3, most_runs + 1)))) - 1;
-  const auto partial = [&](int64_t tile, int slot) {  // slot 0: merged so far; 1..wave: this wave's runs
+  const auto partial = [&](int tile, int slot) {  // slot 0: merged so far; 1..wave: this wave's runs
     float* memory = partials_.as<float>() + (static_cast<size_t>(tile) * (wave + 1) + slot) * floats;
     return Partial::at(memory, tiles[static_cast<size_t>(tile)].n_queries * shape.q_per_kv(), shape.head_dim);
   };
+  const auto merge_runs = [&](int tile, int first, int end) {
+    const QueryTile& t = tiles[static_cast<size_t>(tile)];
+    for (int run = std::max(1, first); run < end; run++)
+      merge(partial(tile, 0), partial(tile, run - first + 1), t.n_queries * shape.q_per_kv(), shape.head_dim);
+    if (end == n_runs(t)) write_out(p, t, partial(tile, 0));
+  };
   for (int first = 0; first < most_runs; first += wave) {
-    team_.run(n_tiles * wave, [&](int64_t i, int w) {
-      const QueryTile& tile = tiles[static_cast<size_t>(i % n_tiles)];
-      const int slot = static_cast<int>(i / n_tiles), run = first + slot;
-      if (run >= n_runs(tile)) return;
+    cut_segments(p, tiles, first, wave);
+    team_.run(static_cast<int64_t>(segments_.size()), [&](int64_t i, int w) {
+      const Segment& s = segments_[static_cast<size_t>(i)];
+      const QueryTile& tile = tiles[static_cast<size_t>(s.tile)];
       const Worker worker(workers_.of<float>(w), shape);
       take_queries(p, tile, worker);
-      attend_run(p, tile, run, std::min((run + 1) * kRunPages, tile.query_page() + 1), worker,
-                 partial(i % n_tiles, run == 0 ? 0 : slot + 1));
-    });
-    team_.run(n_tiles, [&](int64_t i, int) {
-      const QueryTile& tile = tiles[static_cast<size_t>(i)];
-      const int end = std::min(first + wave, n_runs(tile));
-      for (int run = std::max(1, first); run < end; run++)
-        merge(partial(i, 0), partial(i, run - first + 1), tile.n_queries * shape.q_per_kv(), shape.head_dim);
-      if (end == n_runs(tile) && first < end) write_out(p, tile, partial(i, 0));
+      for (int run = s.first; run < s.end; run++)
+        attend_run(p, tile, run, std::min(s.end * kRunPages, tile.query_page() + 1), worker,
+                   partial(s.tile, run == 0 ? 0 : run - first + 1));
+      const int n = s.end - s.first;
+      if (runs_left_[s.tile].fetch_sub(n, std::memory_order_acq_rel) == n)
+        merge_runs(s.tile, first, std::min(first + wave, n_runs(tile)));
     });
   }
+}
+
+/// The runs of all tiles from `first` on, `wave` of each at most; what takes longest comes first.
+void Attention::cut_segments(const AttendParams& p, const std::vector<QueryTile>& tiles, int first,
+                             int wave) {
+  const auto end_of = [&](const QueryTile& t) { return std::min(first + wave, n_runs(t)); };
+  const auto cost_of = [&](const QueryTile& t, int run, int end) {  // a full page takes two packed ones' time
+    int cost = 0;
+    for (int page = run * kRunPages; page < std::min(end * kRunPages, t.query_page() + 1); page++)
+      cost += p.kv.rule.packed(t.query_page(), page) ? 1 : 2;
+    return cost;
+  };
+  int left = 0;
+  for (size_t i = 0; i < tiles.size(); i++) {
+    const int n = std::max(0, end_of(tiles[i]) - first);
+    runs_left_[i].store(n, std::memory_order_relaxed);
+    left += n;
+  }
+  segments_.clear();
+  for (size_t i = 0; i < tiles.size(); i++)
+    for (int run = first, end = end_of(tiles[i]); run < end;) {
+      const int n = std::min(std::max(1, left / (2 * team_.size())), end - run);
+      segments_.push_back({static_cast<int>(i), run, run + n, cost_of(tiles[i], run, run + n)});
+      run += n;
+      left -= n;
+    }
+  std::sort(segments_.begin(), segments_.end(), [](auto& a, auto& b) { return a.cost > b.cost; });
 }
 
 }  // namespace kv2::cpu

@@ -4,6 +4,8 @@
 // partial, partials are merged in page order: results do not depend on tiles, tasks or threads.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "base/threads.h"
@@ -16,7 +18,8 @@ struct QueryTile;
 
 class Attention {
  public:
-  explicit Attention(ThreadTeam& team) : team_(team), workers_(team.size()) {}
+  explicit Attention(ThreadTeam& team)
+      : team_(team), workers_(team.size()), runs_left_(new std::atomic<int>[most_split_tiles()]) {}
 
   void attend(const AttendParams& p);
 
@@ -26,10 +29,20 @@ class Attention {
  private:
   void attend_whole(const AttendParams& p, const std::vector<QueryTile>& tiles);
   void attend_split(const AttendParams& p, const std::vector<QueryTile>& tiles);
+  void cut_segments(const AttendParams& p, const std::vector<QueryTile>& tiles, int first, int wave);
+  /// With as many tiles a worker can have some of its own.
+  size_t most_split_tiles() const { return 4 * static_cast<size_t>(team_.size()); }
+
+  struct Segment {
+    int tile, first, end;  // runs of a tile, [first, end)
+    int cost;
+  };
 
   ThreadTeam& team_;
   WorkerScratch workers_;
   AlignedBuffer partials_;
+  std::vector<Segment> segments_;                  // of the wave at hand
+  std::unique_ptr<std::atomic<int>[]> runs_left_;  // of the wave's tiles
 };
 
 }  // namespace kv2::cpu
