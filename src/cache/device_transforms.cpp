@@ -41,6 +41,16 @@ struct SlabLayout {
   }
 };
 
+bool is_rotation(const Transform& t) {
+  const size_t d = static_cast<size_t>(t.head_dim);
+  if (t.encode.empty() || t.decode.size() != t.encode.size()) return false;
+  for (size_t at = 0; at < t.encode.size(); at += d * d)
+    for (size_t i = 0; i < d; i++)
+      for (size_t j = 0; j < d; j++)
+        if (t.encode[at + i * d + j] != t.decode[at + j * d + i]) return false;
+  return true;
+}
+
 }  // namespace
 
 DeviceTransforms::DeviceTransforms(Backend& backend, std::span<const LayerTransforms> transforms)
@@ -53,12 +63,17 @@ DeviceTransforms::DeviceTransforms(Backend& backend, std::span<const LayerTransf
     for (size_t i = 0; i < at.size(); i++)
       layer[i] = at[i] == kNone ? nullptr : reinterpret_cast<const float*>(slab_.data() + at[i]);
   }
+  for (const LayerTransforms& t : transforms) rotates_keys_.push_back(is_rotation(t.k));
 }
 
 std::array<const float*, 6> DeviceTransforms::layer(int layer) const {
   if (layers_.empty()) return {};
   KV2_CHECK(layer >= 0 && layer < static_cast<int>(layers_.size()), "layer {} of {}", layer, layers_.size());
   return layers_[layer];
+}
+
+bool DeviceTransforms::rotates_keys(int layer) const {
+  return !rotates_keys_.empty() && rotates_keys_.at(static_cast<size_t>(layer));
 }
 
 size_t DeviceTransforms::bytes(std::span<const LayerTransforms> transforms) {

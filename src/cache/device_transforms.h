@@ -24,6 +24,9 @@ class DeviceTransforms {
   /// empty.
   std::array<const float*, 6> layer(int layer) const;
 
+  /// Whether K's decode is encodeᵀ bit for bit, as a rotation's is.
+  bool rotates_keys(int layer) const;
+
   static size_t bytes(std::span<const LayerTransforms> transforms);
   /// Of a layer whose four matrices all differ, with so many means.
   static size_t calibrated_layer_bytes(const KvShape& shape, int n_means);
@@ -31,6 +34,7 @@ class DeviceTransforms {
  private:
   DeviceSlab slab_;
   std::vector<std::array<const float*, 6>> layers_;
+  std::vector<bool> rotates_keys_;
 };
 
 }  // namespace kv2

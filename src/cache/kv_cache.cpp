@@ -160,7 +160,7 @@ Coder KvCache::coder_v(int layer) const {
 
 KvCache::DeviceTransform KvCache::transforms(int layer) const {
   const auto m = impl_->transforms.layer(layer);
-  return {m[0], m[1], m[2], m[3], m[4], m[5]};
+  return {m[0], m[1], m[2], m[3], m[4], m[5], impl_->transforms.rotates_keys(layer)};
 }
 
 std::optional<SequenceId> KvCache::open() {

@@ -104,6 +104,9 @@ class KvCache {
   struct DeviceTransform {
     const float *k_encode = nullptr, *k_decode = nullptr, *k_mean = nullptr;
     const float *v_encode = nullptr, *v_decode = nullptr, *v_mean = nullptr;
+    /// k_decode is k_encodeᵀ bit for bit: x·k_decodeᵀ is x·k_encode, which reads a matrix less and turns
+    /// none.
+    bool k_rotates = false;
   };
   DeviceTransform transforms(int layer) const;
 

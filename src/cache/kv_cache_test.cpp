@@ -113,6 +113,11 @@ TEST(KvCacheMemory, TransformsArriveWithTheirMeans) {
     EXPECT_TRUE(same(t.k_mean, layers[layer].k.mean) && same(t.v_mean, layers[layer].v.mean));
   }
   EXPECT_EQ(cache.transforms(1).v_encode, cache.transforms(0).k_encode) << "equal matrices are stored once";
+  EXPECT_FALSE(cache.transforms(0).k_rotates || cache.transforms(1).k_rotates);
+  const Transform rotation = signed_hadamard_transform(shape.n_kv_heads, shape.head_dim);
+  layers[0].k = rotation;
+  const KvCache rotated(backend, int2_spec(), shape, {.context_tokens = 100}, layers, {});
+  EXPECT_TRUE(rotated.transforms(0).k_rotates && !rotated.transforms(1).k_rotates);
   const KvCache plain(backend, int2_spec(), shape, {.context_tokens = 100}, {}, {});
   EXPECT_EQ(plain.transforms(1).k_encode, nullptr);
 }

@@ -179,7 +179,8 @@ class Forward {
   /// q' = q·decode_Kᵀ, k' = (k − mean)·encode, v' = (v − mean)·encode.
   void into_basis(const KvCache::DeviceTransform& t) {
     if (t.k_encode) {
-      transform(q_, q_, c_.n_heads, t.k_decode, {}, Basis::Columns);
+      t.k_rotates ? transform(q_, q_, c_.n_heads, t.k_encode, {}, Basis::Rows)
+                  : transform(q_, q_, c_.n_heads, t.k_decode, {}, Basis::Columns);
       transform(k_, k_, c_.n_kv_heads, t.k_encode, {.subtract = t.k_mean}, Basis::Rows);
     }
     if (t.v_encode) transform(v_, v_, c_.n_kv_heads, t.v_encode, {.subtract = t.v_mean}, Basis::Rows);
