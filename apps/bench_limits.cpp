@@ -4,19 +4,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "apps/bench.h"
 #include "base/threads.h"
 #include "cpu/limits.h"
+#include "cpu/scratch.h"
 
 namespace kv2::app {
 namespace {
 
 BenchRow read_row(ThreadTeam& team, const char* level, size_t bytes_per_thread, int repeats) {
   const int n = team.size();
-  std::vector<std::vector<int64_t>> memory(static_cast<size_t>(n),
-                                           std::vector<int64_t>(bytes_per_thread / 8, 1));
+  std::vector<cpu::AlignedBuffer> memory;  // in huge pages where the kernels' memory would be
+  for (int i = 0; i < n; i++) {
+    memory.emplace_back(bytes_per_thread);
+    std::memset(memory.back().as<void>(), 1, bytes_per_thread);
+  }
   std::vector<int32_t> sinks(static_cast<size_t>(n) * 16);
   const int rounds = static_cast<int>(std::max<size_t>(1, (size_t{64} << 20) / bytes_per_thread));
   BenchRow row{.part = "limits",
@@ -24,7 +29,7 @@ BenchRow read_row(ThreadTeam& team, const char* level, size_t bytes_per_thread, 
   row.times = time_of(repeats, [&] {
     team.run(n, [&](int64_t i, int) {
       for (int r = 0; r < rounds; r++)
-        cpu::read_all(memory[static_cast<size_t>(i)].data(), bytes_per_thread,
+        cpu::read_all(memory[static_cast<size_t>(i)].as<void>(), bytes_per_thread,
                       &sinks[static_cast<size_t>(i) * 16]);
     });
   });

@@ -29,7 +29,7 @@ std::unique_ptr<Linear> CodedLinears::pack(const LinearSource& source) {
   StripShape& s = linear->shape_;
   s = StripShape::of(source.n_in, source.n_out, c);
   linear->bias_.assign(source.bias.begin(), source.bias.end());
-  linear->strips_ = AlignedBuffer(s.strip_bytes() * static_cast<size_t>(s.n_strips()));
+  linear->strips_ = memory_.take(linear->strips_bytes());
   // Filled by this thread (a source need not be thread-safe), packed by the team, a few strips at a time.
   const int batch = std::max(1, std::min(s.n_strips(), 4 * team_.size()));
   const size_t rows = static_cast<size_t>(batch) * 16, width = static_cast<size_t>(s.n_in),
@@ -44,10 +44,10 @@ std::unique_ptr<Linear> CodedLinears::pack(const LinearSource& source) {
                 "a scale that fp16 does not hold");
     team_.run((n + 15) / 16, [&](int64_t i, int) {
       const size_t row = static_cast<size_t>(i) * 16;
-      pack_strip(s, std::min(16, n - static_cast<int>(row)), codes.data() + row * width,
-                 scale.data() + row * parts, offset.data() + row * parts,
-                 linear->strips_.as<std::byte>() +
-                     (static_cast<size_t>(first) + static_cast<size_t>(i)) * s.strip_bytes());
+      pack_strip(
+          s, std::min(16, n - static_cast<int>(row)), codes.data() + row * width, scale.data() + row * parts,
+          offset.data() + row * parts,
+          linear->strips_.get() + (static_cast<size_t>(first) + static_cast<size_t>(i)) * s.strip_bytes());
     });
   }
   return linear;
@@ -87,8 +87,8 @@ void CodedLinears::multiply(const CodedLinear& w, const LinearParams& p, Aligned
                             .columns = std::min(16, s.n_out - column),
                             .bias = w.bias_.empty() ? nullptr : w.bias_.data() + column,
                             .accumulate = p.accumulate};
-      multiply_strip(s, w.strips_.as<std::byte>() + static_cast<size_t>(strip) * s.strip_bytes(), rows,
-                     first_row, n, out);
+      multiply_strip(s, w.strips_.get() + static_cast<size_t>(strip) * s.strip_bytes(), rows, first_row, n,
+                     out);
     }
   });
 }

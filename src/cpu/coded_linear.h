@@ -9,6 +9,7 @@
 #include "base/threads.h"
 #include "cpu/coded_kernel.h"
 #include "cpu/scratch.h"
+#include "cpu/weight_memory.h"
 #include "ops/backend.h"
 
 namespace kv2::cpu {
@@ -17,13 +18,15 @@ class CodedLinear final : public Linear {
  public:
   int n_in() const override { return shape_.n_in; }
   int n_out() const override { return shape_.n_out; }
-  size_t bytes() const override { return strips_.bytes() + bias_.size() * sizeof(float); }
+  size_t bytes() const override { return strips_bytes() + bias_.size() * sizeof(float); }
   const StripShape& shape() const { return shape_; }
 
  private:
   friend class CodedLinears;
+  size_t strips_bytes() const { return shape_.strip_bytes() * static_cast<size_t>(shape_.n_strips()); }
+
   StripShape shape_;
-  AlignedBuffer strips_;
+  std::shared_ptr<std::byte> strips_;
   std::vector<float> bias_;
 };
 
@@ -39,6 +42,7 @@ class CodedLinears {
 
  private:
   ThreadTeam& team_;
+  WeightMemory memory_;
 };
 
 }  // namespace kv2::cpu

@@ -16,17 +16,19 @@
 
 namespace kv2::cpu {
 
-/// 64-byte aligned memory; throws OutOfMemory naming the size. From 4 MiB on it asks for huge pages: a decode
-/// step touches thousands of 4 KiB pages in an order of its own, more than a TLB holds.
+/// 64-byte aligned memory; throws OutOfMemory naming the size. From 4 MiB on it begins at a huge page and
+/// asks for such: a decode step touches thousands of 4 KiB pages in an order of its own, more than a TLB
+/// holds.
 inline void* allocate_aligned(size_t bytes) {
   constexpr size_t kHuge = size_t{2} << 20;
   void* p = nullptr;
   const size_t rounded = bytes > SIZE_MAX - 64 ? 0 : (bytes + 63) / 64 * 64;
-  if (bytes != 0 && rounded != 0) p = std::aligned_alloc(64, rounded);
-  if (p && rounded >= 2 * kHuge) {  // the whole huge pages inside; a wish, so there is no error to handle
-    const auto first = (reinterpret_cast<uintptr_t>(p) + kHuge - 1) / kHuge * kHuge;
-    const auto end = (reinterpret_cast<uintptr_t>(p) + rounded) / kHuge * kHuge;
-    ::madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+  if (rounded >= 2 * kHuge && rounded <= SIZE_MAX - kHuge) {
+    p = std::aligned_alloc(kHuge, (rounded + kHuge - 1) / kHuge * kHuge);
+    // The whole huge pages of what was asked for; a wish, so there is no error to handle.
+    if (p) ::madvise(p, rounded / kHuge * kHuge, MADV_HUGEPAGE);
+  } else if (rounded != 0) {
+    p = std::aligned_alloc(64, rounded);
   }
   if (bytes == 0) p = std::aligned_alloc(64, 64);
   if (!p)
