@@ -175,7 +175,7 @@ def bound(rows, part, name):
         return None, None
     arithmetic = sum(row[key] / limit("operations", f"{kind} ") for kind in ["int8 dot", "bf16 dot", "f32"]
                      if (key := f"operations_{kind.split()[0]}") in row)
-    return row["bytes"] / limit("bytes", f"read {row['level']}"), arithmetic
+    return row["bytes"] / limit("bytes", f"read {row.get('level', 'memory')}"), arithmetic
 
 
 def targets(r):
