@@ -91,6 +91,22 @@ void KvCache::Impl::drop_pages(Sequence& s) {
   s.table.clear();
 }
 
+namespace {
+
+/// What a method leaves open, by the bits of a side. At few bits one wide step in one pass: of several, the
+/// least metric error picks narrow ranges, and what they clip costs more than the metric, a mean over all
+/// tokens, says. At 4 bits ranges are wide anyway and the choice pays (numbers: docs/research.md).
+/// A change here changes bytes of pages: it needs another number in CacheSpec::hash().
+FeedbackSearch search_of(const Method& method, int bits) {
+  FeedbackSearch out;
+  const std::vector<float> by_bits = bits < 4 ? std::vector{1.2f} : std::vector{1.0f, 1.1f};
+  for (const float step : method.steps.empty() ? by_bits : method.steps) out.steps[out.n_steps++] = step;
+  out.refits = method.refits >= 0 ? method.refits : bits < 3 ? 0 : 1;
+  return out;
+}
+
+}  // namespace
+
 Coder KvCache::Impl::coder(int layer, bool values) const {
   KV2_CHECK(layer >= 0 && layer < shape.n_layers, "layer {} of {}", layer, shape.n_layers);
   if (!plan.layout.packs()) return {};
@@ -112,8 +128,7 @@ Coder KvCache::Impl::coder(int layer, bool values) const {
   if (out.kind == CoderKind::Feedback) {
     out.clip_index = -1;
     out.tables = values ? factors.v(layer) : factors.k(layer);
-    out.search.refits = spec.method.refits;
-    for (const float step : spec.method.steps) out.search.steps[out.search.n_steps++] = step;
+    out.search = search_of(spec.method, (values ? part.v : part.k).bits);
   }
   return out;
 }

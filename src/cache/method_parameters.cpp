@@ -189,6 +189,7 @@ constexpr int kMaxRefits = 8;
 
 bool read_steps(std::string_view text, std::vector<float>& out) {
   out.clear();
+  if (text == "auto") return true;
   for (;;) {
     const size_t slash = text.find('/');
     float step = 0;
@@ -297,12 +298,15 @@ constexpr Parameter kParameters[] = {
     {"damp", "a number from 1e-6 to 100", Parameter::Of::Feedback,
      [](std::string_view t, Method& m) { return read_number(t, 1e-6f, 100.0f, m.damp); },
      [](const Method& m) { return fmt::format("{}", m.damp); }},
-    {"steps", "1 to 8 numbers from 0.01 to 100, split by '/'", Parameter::Of::Feedback,
+    {"steps", "auto (by the bits), or 1 to 8 numbers from 0.01 to 100, split by '/'", Parameter::Of::Feedback,
      [](std::string_view t, Method& m) { return read_steps(t, m.steps); },
-     [](const Method& m) { return fmt::format("{}", fmt::join(m.steps, "/")); }},
-    {"refit", "a number of least-squares fits from 0 to 8", Parameter::Of::Feedback,
-     [](std::string_view t, Method& m) { return read_number(t, 0, kMaxRefits, m.refits); },
-     [](const Method& m) { return fmt::format("{}", m.refits); }},
+     [](const Method& m) { return m.steps.empty() ? "auto" : fmt::format("{}", fmt::join(m.steps, "/")); }},
+    {"refit", "auto (by the bits), or a number of least-squares fits from 0 to 8", Parameter::Of::Feedback,
+     [](std::string_view t, Method& m) {
+       if (t == "auto") return m.refits = -1, true;
+       return read_number(t, 0, kMaxRefits, m.refits);
+     },
+     [](const Method& m) { return m.refits < 0 ? "auto" : fmt::format("{}", m.refits); }},
 };
 
 std::string parameter_list(const Method& method) {
@@ -431,15 +435,15 @@ void validate_coder(const Method& method) {
     throw_error(ErrorCode::BadArgument, "method {}: damp is {}; it must be from 1e-6 to 100", method.name,
                 method.damp);
   }
-  if (method.steps.empty() || method.steps.size() > FeedbackSearch::kMaxSteps ||
+  if (method.steps.size() > FeedbackSearch::kMaxSteps ||
       !std::all_of(method.steps.begin(), method.steps.end(), sound_step)) {
     throw_error(ErrorCode::BadArgument,
-                "method {}: steps are [{}]; it takes 1 to {} numbers from 0.01 to 100", method.name,
+                "method {}: steps are [{}]; it takes up to {} numbers from 0.01 to 100", method.name,
                 fmt::join(method.steps, ", "), FeedbackSearch::kMaxSteps);
   }
-  if (method.refits < 0 || method.refits > kMaxRefits) {
-    throw_error(ErrorCode::BadArgument, "method {}: refit is {}; it must be from 0 to {}", method.name,
-                method.refits, kMaxRefits);
+  if (method.refits < -1 || method.refits > kMaxRefits) {
+    throw_error(ErrorCode::BadArgument, "method {}: refit is {}; it must be from 0 to {}, or -1 for auto",
+                method.name, method.refits, kMaxRefits);
   }
 }
 
