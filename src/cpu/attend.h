@@ -41,7 +41,8 @@ class Attention {
   ThreadTeam& team_;
   WorkerScratch workers_;
   AlignedBuffer partials_;
-  std::vector<Segment> segments_;                  // of the wave at hand
+  std::vector<Segment> segments_;  // of the wave at hand
+  std::atomic<size_t> next_segment_{0};
   std::unique_ptr<std::atomic<int>[]> runs_left_;  // of the wave's tiles
 };
 
