@@ -107,7 +107,8 @@ std::unique_ptr<Linear> LinearEngine::pack(const LinearSource& source) {
   linear->n_out_ = source.n_out;
   linear->shape_ = &shape;
   linear->tile_bytes_ = shape.tile_bytes();
-  linear->weights_ = AlignedBuffer(shape.tile_bytes() * static_cast<size_t>(n_tiles));
+  linear->weights_bytes_ = shape.tile_bytes() * static_cast<size_t>(n_tiles);
+  linear->weights_ = memory_.take(linear->weights_bytes_);
   linear->bias_.assign(source.bias.begin(), source.bias.end());
 
   // Rows are filled by this thread (a source need not be thread-safe), a few tiles at a time, and packed by
@@ -133,8 +134,7 @@ std::unique_ptr<Linear> LinearEngine::pack(const LinearSource& source) {
         else
           std::memcpy(row, from, static_cast<size_t>(source.n_in) * sizeof(float));
       }
-      shape.pack(worker, to,
-                 linear->weights_.as<std::byte>() + (first + static_cast<size_t>(i)) * shape.tile_bytes());
+      shape.pack(worker, to, linear->weights_.get() + (first + static_cast<size_t>(i)) * shape.tile_bytes());
     });
   }
   return linear;
@@ -180,7 +180,7 @@ void LinearEngine::multiply(const Linear& weights, const LinearParams& p) {
   const int64_t groups = (static_cast<int64_t>(tiles.size()) + kTilesPerTask - 1) / kTilesPerTask;
   team_.run(n_tiles * groups, [&](int64_t task, int worker) {
     const int tile = static_cast<int>(task / groups), first = static_cast<int>(task % groups) * kTilesPerTask;
-    const std::byte* packed = w->weights_.as<std::byte>() + static_cast<size_t>(tile) * w->tile_bytes_;
+    const std::byte* packed = w->weights_.get() + static_cast<size_t>(tile) * w->tile_bytes_;
     const int column = tile * width, columns = std::min(width, n_out - column);
     alignas(64) float product[64 * 128];
     for (int t = first; t < std::min(first + kTilesPerTask, static_cast<int>(tiles.size())); t++) {

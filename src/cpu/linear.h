@@ -18,6 +18,7 @@
 #include "base/threads.h"
 #include "cpu/coded_linear.h"
 #include "cpu/scratch.h"
+#include "cpu/weight_memory.h"
 #include "ops/backend.h"
 
 namespace kv2::cpu {
@@ -29,14 +30,15 @@ class PackedLinear final : public Linear {
  public:
   int n_in() const override { return n_in_; }
   int n_out() const override { return n_out_; }
-  size_t bytes() const override { return weights_.bytes() + bias_.size() * sizeof(float); }
+  size_t bytes() const override { return weights_bytes_ + bias_.size() * sizeof(float); }
 
  private:
   friend class LinearEngine;
   int n_in_ = 0, n_out_ = 0;
   size_t tile_bytes_ = 0;
   TileShape* shape_ = nullptr;
-  AlignedBuffer weights_;  // [n_tiles] packed tiles
+  std::shared_ptr<std::byte> weights_;  // [n_tiles] packed tiles
+  size_t weights_bytes_ = 0;
   std::vector<float> bias_;
 };
 
@@ -64,6 +66,7 @@ class LinearEngine {
   ThreadTeam& team_;
   bool bf16_ = false, codes_ = false;
   CodedLinears coded_;
+  WeightMemory memory_;
   std::unique_ptr<OneDnn> dnn_;
   std::map<std::pair<int, int>, std::unique_ptr<TileShape>> shapes_;
   AlignedBuffer rows_;  // inputs as the primitives read them: [padded rows, padded n_in]; or as CodedRows
