@@ -28,7 +28,7 @@ struct LayerCalibration {
 };
 
 struct Calibration {
-  static constexpr int kFormatVersion = 2;
+  static constexpr int kFormatVersion = 3;
   std::string model_fingerprint;  // of the model it was made for: weights, architecture, RoPE pairing
   int n_kv_heads = 0, head_dim = 0;
   int64_t n_tokens = 0;

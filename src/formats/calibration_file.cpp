@@ -8,6 +8,8 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "base/mmap.h"
 #include "formats/quote.h"
 #include "formats/recognize.h"
@@ -15,7 +17,9 @@
 namespace kv2 {
 namespace {
 
-constexpr std::string_view kMethod = "oscar", kNotes = "notes.", kToolVersion = "tool_version";
+constexpr std::string_view kMethod = "oscar", kNotes = "notes.", kToolVersion = "tool_version",
+                           kChecksum = "checksum";
+constexpr int kVersionWithoutChecksum = 2;
 constexpr int64_t kMaxHeads = 4096, kMaxHeadDim = 4096, kMaxLayers = 65536;
 constexpr size_t kMaxFingerprint = 256;
 
@@ -93,17 +97,50 @@ std::vector<float> read_tensor(const SafetensorsFile& file, size_t layer, std::s
   return out;
 }
 
+bool lacks_checksum(const SafetensorsFile& file) {
+  return require_text(file, "format_version") == std::to_string(kVersionWithoutChecksum);
+}
+
+/// Of everything but itself: metadata by name, tensors in the file's order.
+template <class Tensors, class BytesOf>
+std::string checksum(const std::map<std::string, std::string>& metadata, const Tensors& tensors,
+                     const BytesOf& bytes_of) {
+  Hash128 hash;
+  for (const auto& [key, text] : metadata) {
+    if (key == kChecksum) continue;
+    hash.add_text(key);
+    hash.add_text(text);
+  }
+  for (const auto& t : tensors) {
+    hash.add_text(t.name);
+    hash.add(bytes_of(t));
+  }
+  return hash.hex();
+}
+
+void require_undamaged(const SafetensorsFile& file) {
+  const std::string& expected = require_text(file, std::string(kChecksum));
+  const std::string found =
+      checksum(file.metadata(), file.tensors(), [&](const TensorInfo& t) { return file.raw(t); });
+  if (found != expected)
+    throw_error(
+        ErrorCode::BadFile,
+        "{}: its contents have the checksum {}, its metadata says {}: the file is damaged; make it again "
+        "with `kv2 calibrate MODEL`",
+        file.name(), found, quote(expected));
+}
+
 void require_calibration(const SafetensorsFile& file) {
   const auto it = file.metadata().find("format");
   if (it == file.metadata().end() || it->second != kCalibrationFormat)
     throw_error(ErrorCode::BadFile,
                 "{}: a safetensors file, but no calibration; `kv2 calibrate MODEL` makes one", file.name());
   const std::string& version = require_text(file, "format_version");
-  if (version != std::to_string(Calibration::kFormatVersion))
+  if (version != std::to_string(Calibration::kFormatVersion) && !lacks_checksum(file))
     throw_error(ErrorCode::Unsupported,
-                "{}: calibration format {}; format {} is supported, make the file again with "
+                "{}: calibration format {}; formats {} and {} are supported, make the file again with "
                 "`kv2 calibrate MODEL`",
-                file.name(), quote(version), Calibration::kFormatVersion);
+                file.name(), quote(version), kVersionWithoutChecksum, Calibration::kFormatVersion);
   if (const std::string& method = require_text(file, "method"); method != kMethod)
     throw_error(ErrorCode::Unsupported, "{}: calibration method {}; {} is supported", file.name(),
                 quote(method), kMethod);
@@ -180,6 +217,8 @@ Calibration read_calibration(const SafetensorsFile& file) {
     c.layers[i].clip_k = clips[0];
     c.layers[i].clip_v = clips[1];
   }
+  if (!lacks_checksum(file))
+    require_undamaged(file);  // last: what is wrong has its own message where one fits
   return c;
 }
 
@@ -192,7 +231,14 @@ Calibration Calibration::load(const std::string& path) {
       kind == FileKind::Gguf || kind == FileKind::Other)
     throw_error(ErrorCode::BadFile, "{}: {}, not a calibration file; `kv2 calibrate MODEL` makes one", path,
                 kind_text(kind));
-  return read_calibration(*SafetensorsFile::open(path));
+  const auto file = SafetensorsFile::open(path);
+  Calibration c = read_calibration(*file);
+  if (lacks_checksum(*file))
+    log_warning(fmt::format(
+        "{}: calibration format {} has no checksum, damage would go unseen; `kv2 calibrate MODEL` makes one "
+        "of format {}",
+        path, kVersionWithoutChecksum, kFormatVersion));
+  return c;
 }
 
 void Calibration::save(const std::string& path) const {
@@ -206,7 +252,10 @@ void Calibration::save(const std::string& path) const {
     clips[i] = {layers[i].clip_k, layers[i].clip_v};
     tensors.push_back({tensor_name(i, "clips"), DType::F32, {2}, std::as_bytes(std::span(clips[i]))});
   }
-  write_safetensors(path, metadata_of(*this), tensors);
+  std::map<std::string, std::string> metadata = metadata_of(*this);
+  metadata[std::string(kChecksum)] =
+      checksum(metadata, tensors, [](const SafetensorsTensor& t) { return t.bytes; });
+  write_safetensors(path, metadata, tensors);
 }
 
 void Calibration::require_model(const std::string& fingerprint) const {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -136,12 +137,12 @@ TEST_F(CalibrationFile, OtherKindsOfFiles) {
 TEST_F(CalibrationFile, Metadata) {
   put_with("format_version", "1");  // had no metric_v
   expect_bad({"format '1'", "2", "kv2 calibrate"}, ErrorCode::Unsupported);
-  put_with("format_version", "3");
-  expect_bad({"format '3'", "2", "kv2 calibrate"}, ErrorCode::Unsupported);
+  put_with("format_version", "4");
+  expect_bad({"format '4'", "formats 2 and 3", "kv2 calibrate"}, ErrorCode::Unsupported);
   put_with("method", "magic");
   expect_bad({"'magic'", "oscar"}, ErrorCode::Unsupported);
   for (const char* key : {"format_version", "method", "model_fingerprint", "n_kv_heads", "head_dim",
-                          "n_layers", "n_tokens", "text_hash", "tool_version"}) {
+                          "n_layers", "n_tokens", "text_hash", "tool_version", "checksum"}) {
     put_with(key, nullptr);
     expect_bad({path_, key});
   }
@@ -159,6 +160,53 @@ TEST_F(CalibrationFile, Metadata) {
   expect_bad({"'layer.0.c_q'", "expected F32 [2, 4, 4]", "found F32 [2, 3, 3]"});
   put_with("n_kv_heads", "1");
   expect_bad({"'layer.0.c_q'", "expected F32 [1, 3, 3]"});
+}
+
+// Every bit of tensors and metadata counts: the file is refused, whatever else may be wrong with it.
+TEST_F(CalibrationFile, EveryFlippedBitIsSeen) {
+  const std::string bytes = saved(small_calibration(1, 2, 1));
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  int of_checksum = 0;
+  for (size_t i = 8 + header; i < bytes.size(); i++) {
+    for (int bit = 0; bit < 8; bit++) {
+      std::string damaged = bytes;
+      damaged[i] = static_cast<char>(damaged[i] ^ (1 << bit));
+      try {
+        read_calibration(*SafetensorsFile::parse(testing::as_bytes(damaged), "damaged"));
+        ADD_FAILURE() << "bit " << bit << " of byte " << i;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::BadFile);
+        of_checksum += std::string(e.what()).find("the file is damaged") != std::string::npos;
+      }
+    }
+  }
+  EXPECT_GT(of_checksum, static_cast<int>(bytes.size() - 8 - header) * 7) << "the others are out of range";
+  for (const char* key : {"model_fingerprint", "n_tokens", "text_hash", "tool_version", "notes.seed"}) {
+    put_with(key, "77");
+    expect_bad({path_, "checksum", "damaged", "kv2 calibrate"});
+  }
+  put_with("checksum", "00");
+  expect_bad({"metadata says '00'"});
+}
+
+TEST_F(CalibrationFile, FormatWithoutChecksumIsRead) {
+  const Calibration c = small_calibration();
+  {
+    const auto file = SafetensorsFile::parse(honest(), "honest");
+    auto metadata = file->metadata();
+    metadata["format_version"] = "2";
+    metadata.erase("checksum");
+    std::vector<SafetensorsTensor> tensors;
+    for (const TensorInfo& t : file->tensors())
+      tensors.push_back({t.name, DType::F32, t.shape, file->raw(t)});
+    write_safetensors(path_, metadata, tensors);
+  }
+  ::testing::internal::CaptureStderr();
+  const Calibration d = Calibration::load(path_);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("no checksum"), std::string::npos);
+  ASSERT_EQ(d.layers.size(), c.layers.size());
+  for (size_t i = 0; i < c.layers.size(); i++) expect_equal(d.layers[i], c.layers[i]);
 }
 
 TEST_F(CalibrationFile, Tensors) {

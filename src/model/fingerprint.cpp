@@ -2,12 +2,10 @@
 // The fingerprint of a model: XXH3-128 over a canonical text of its configuration (RoPE and its pairing
 // included, since GGUF permutes the rows of q and k) and over every tensor's name, type, shape and encoded
 // bytes, by name.
-#include <xxhash.h>
-
 #include <algorithm>
-#include <memory>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "model/model_impl.h"
 
 namespace kv2 {
@@ -30,28 +28,17 @@ std::string canonical_text(const ModelConfig& c) {
 }  // namespace
 
 std::string compute_fingerprint(const TensorFile& file, const ModelConfig& config) {
-  const std::unique_ptr<XXH3_state_t, void (*)(XXH3_state_t*)> state(
-      XXH3_createState(), [](XXH3_state_t* s) { XXH3_freeState(s); });
-  KV2_CHECK(state != nullptr);
-  XXH3_128bits_reset(state.get());
-  const auto add = [&](const void* data, size_t bytes) {
-    if (bytes > 0) XXH3_128bits_update(state.get(), data, bytes);
-  };
-  const auto add_text = [&](const std::string& text) {
-    add(text.data(), text.size() + 1);
-  };  // with its final zero
-
-  add_text(canonical_text(config));
+  Hash128 hash;
+  hash.add_text(canonical_text(config));
   std::vector<const TensorInfo*> tensors;
   for (const TensorInfo& t : file.tensors()) tensors.push_back(&t);
   std::sort(tensors.begin(), tensors.end(), [](const auto* a, const auto* b) { return a->name < b->name; });
   for (const TensorInfo* t : tensors) {
-    add_text(fmt::format("{} {} [{}]", t->name, t->type, fmt::join(t->shape, ",")));
-    const auto bytes = file.raw(*t);
-    add(bytes.data(), bytes.size());
+    hash.add_text(fmt::format("{} {} [{}]", t->name, t->type, fmt::join(t->shape, ",")));
+    hash.add(file.raw(*t));
+    file.forget();  // else reading it all would leave it all in memory
   }
-  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
-  return fmt::format("{}-{:016x}{:016x}", name_of(config.architecture), hash.high64, hash.low64);
+  return fmt::format("{}-{}", name_of(config.architecture), hash.hex());
 }
 
 }  // namespace kv2
