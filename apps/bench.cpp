@@ -76,10 +76,7 @@ bool BenchOptions::wants(const std::string& part) const {
 }
 
 std::vector<CacheSpec> BenchOptions::specs(const std::string& defaults) const {
-  std::vector<CacheSpec> out;
-  for (const std::string& text : split_methods(kv.empty() ? std::vector{defaults} : kv))
-    out.push_back(cache.spec(text));
-  return out;
+  return cache.specs(kv.empty() ? std::vector{defaults} : kv);
 }
 
 std::vector<BenchShape> bench_shapes(const BenchOptions& o) {
@@ -182,12 +179,15 @@ void BenchReport::add_memory(const MemoryRow& r) {
                                               {"name", r.name},
                                               {"resident", r.resident},
                                               {"weights", r.weights},
-                                              {"kv", r.kv}}
+                                              {"kv", r.kv},
+                                              {"kv_tokens", r.kv_tokens}}
                            .dump());
   else
-    fmt::print("{:<8} {:<44} {} resident = {} of weights + {} of KV as planned + {}\n", "memory", r.name,
-               format_bytes(r.resident), format_bytes(r.weights), format_bytes(r.kv),
-               format_bytes(r.resident - r.weights - r.kv));
+    fmt::print(
+        "{:<8} {:<44} {} resident = {} of weights + {} of KV as planned ({} of it tokens, the rest a chunk's "
+        "pages and the method's matrices) + {}\n",
+        "memory", r.name, format_bytes(r.resident), format_bytes(r.weights), format_bytes(r.kv),
+        format_bytes(r.kv_tokens), format_bytes(r.resident - r.weights - r.kv));
   std::fflush(stdout);
 }
 

@@ -86,7 +86,9 @@ struct BenchLimits {
 /// What is in memory after a sequence was decoded at some depth, in bytes.
 struct MemoryRow {
   std::string name;
-  size_t resident, weights, kv;  // of the process; as loaded; as planned for one sequence
+  size_t resident, weights;  // of the process; as loaded
+  size_t kv;  // what `kv2 plan` says for one sequence: pages, those of a chunk in bf16, tables, matrices
+  size_t kv_tokens;  // the part of it that the tokens of the sequence are
 };
 
 /// Prints rows as they come: a table line or a JSON object.

@@ -5,12 +5,10 @@
 // timed, the same tokens go through one prefill and through single steps, and the divergence of their logits
 // is printed (0: the same bits).
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 
 #include "apps/bench.h"
 #include "apps/random_pages.h"
@@ -22,14 +20,6 @@
 
 namespace kv2::app {
 namespace {
-
-/// Of this process now.
-size_t resident_memory() {
-  std::ifstream file("/proc/self/statm");
-  size_t total = 0, resident = 0;
-  file >> total >> resident;
-  return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-}
 
 std::vector<int64_t> depths_of(const BenchOptions& o) {
   std::vector<int64_t> depths = bench_shapes(o).front().depths;
@@ -74,7 +64,8 @@ class ModelBench {
       report.add_memory({.name = fmt::format("{} depth {}", spec_.method_text(), deepest),
                          .resident = resident_memory(),
                          .weights = model_.weight_bytes(),
-                         .kv = deepest > 0 ? cache_->plan().bytes_for(deepest) : 0});
+                         .kv = planned_for(deepest),
+                         .kv_tokens = cache_->plan().bytes_for(deepest)});
     }
   }
 
@@ -225,6 +216,11 @@ class ModelBench {
             .error = divergence,
             .check = divergence >= 0 ? "KL, prefill against steps" : ""};
   }
+  /// What `kv2 plan --ctx n --chunk` says: this cache has room for forks, too, which a run does without.
+  size_t planned_for(int64_t n_tokens) const {
+    const CacheCapacity one{.context_tokens = std::max<int64_t>(n_tokens, 1), .chunk_tokens = o_.prompt};
+    return plan_cache(spec_, model_.config().kv_shape(), one).total_bytes();
+  }
   std::string name(int64_t depth, int n, const char* what) const {
     return fmt::format("{} depth {}{}, {} {}", spec_.method_text(), depth, pages_ ? " (random pages)" : "", n,
                        what);
@@ -255,6 +251,7 @@ void bench_model(const BenchOptions& o, BenchReport& report) {
         spec.method.needs_calibration() ? find_calibration(*model, o.cache.calibration) : std::nullopt;
     ModelBench bench(o, *model, spec, calibration ? &*calibration : nullptr);
     calibration.reset();  // the cache has its own
+    trim_heap();
     bench.run(report);
   }
   log_info(fmt::format("peak memory  {}", format_bytes(peak_memory())));

@@ -69,7 +69,7 @@ def show(r):
     if r["part"] == "memory":
         more = r["resident"] - r["weights"] - r["kv"]
         print(f"memory   {r['name']:<44} {r['resident'] / MIB:.1f} MiB resident = {r['weights'] / MIB:.1f} of weights + "
-              f"{r['kv'] / MIB:.1f} of KV as planned + {more / MIB:.1f}", flush=True)
+              f"{r['kv'] / MIB:.1f} of KV as planned ({r['kv_tokens'] / MIB:.1f} of it tokens) + {more / MIB:.1f}", flush=True)
         return
     text = f"{r['part']:<8} {r['name']:<46} {r.get('best_s', 0) * 1e3:10.3f} ms"
     if "spread" in r:

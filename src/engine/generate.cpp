@@ -78,8 +78,10 @@ std::unique_ptr<Engine> Engine::open(const OpenOptions& o) {
                               .n_sequences = o.n_sequences,
                               .chunk_tokens = o.chunk_tokens};
   Model& model = *own.model;
-  return std::unique_ptr<Engine>(new Engine(
-      std::make_unique<Impl>(model, options, calibration ? &*calibration : nullptr, std::move(own))));
+  auto impl = std::make_unique<Impl>(model, options, calibration ? &*calibration : nullptr, std::move(own));
+  calibration.reset();  // the cache has its own
+  trim_heap();
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
 GenerateResult Engine::generate(const GenerateRequest& request,

@@ -2,6 +2,7 @@
 // Model::forward: the decoder of Llama, Qwen 2 and Qwen 3 in one piece, for every backend. It reads as the
 // diagram. K and V enter the cache after RoPE and after the transform; q meets them there, and the attention
 // output comes back.
+#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
@@ -124,17 +125,21 @@ class Forward {
   void mlp(const LayerWeights& w) {
     norm(at(m_.plan.x), w.mlp_norm, at(m_.plan.normed), n_rows_, c_.hidden);
     float* gate_up = at(m_.plan.gate_up);
-    b_.linear(*w.gate_up, {.in = at(m_.plan.normed), .out = gate_up, .n_rows = n_rows_});
-    b_.swiglu({.gate = gate_up,
-               .up = gate_up + c_.intermediate,
-               .out = at(m_.plan.activation),
-               .n_rows = n_rows_,
-               .width = c_.intermediate,
-               .stride = 2 * static_cast<size_t>(c_.intermediate)});
-    b_.linear(*w.down, {.in = at(m_.plan.activation),
-                        .out = at(m_.plan.x),
-                        .n_rows = n_rows_,
-                        .accumulate = Accumulate::Yes});
+    for (int first = 0; first < n_rows_; first += m_.plan.mlp_rows) {
+      const int n = std::min(m_.plan.mlp_rows, n_rows_ - first);
+      const size_t row = static_cast<size_t>(first) * c_.hidden;
+      b_.linear(*w.gate_up, {.in = at(m_.plan.normed) + row, .out = gate_up, .n_rows = n});
+      b_.swiglu({.gate = gate_up,
+                 .up = gate_up + c_.intermediate,
+                 .out = at(m_.plan.activation),
+                 .n_rows = n,
+                 .width = c_.intermediate,
+                 .stride = 2 * static_cast<size_t>(c_.intermediate)});
+      b_.linear(*w.down, {.in = at(m_.plan.activation),
+                          .out = at(m_.plan.x) + row,
+                          .n_rows = n,
+                          .accumulate = Accumulate::Yes});
+    }
   }
 
   /// Final norm and output weights of the wanted rows alone, tile by tile: the device never holds all logits.

@@ -15,6 +15,9 @@ namespace kv2 {
 namespace {
 
 constexpr size_t kLogitTileBytes = size_t{16} << 20;
+// Rows that the MLP takes at once in host memory: its buffers are the widest of all, and the linears' tasks
+// are 128 or 256 rows high, so that more rows at once save no byte of weights. A GPU takes all.
+constexpr int kMlpRows = 256;
 
 /// Hands out 64-byte aligned runs of floats.
 struct Cursor {
@@ -46,7 +49,7 @@ ModelWeights load_checked(const TensorFile& file, const ModelConfig& config, Bac
 
 }  // namespace
 
-ScratchPlan::ScratchPlan(const ModelConfig& c, int rows) {
+ScratchPlan::ScratchPlan(const ModelConfig& c, const Backend& backend, int rows) {
   const size_t n = rows, q_width = static_cast<size_t>(c.n_heads) * c.head_dim,
                kv_width = static_cast<size_t>(c.n_kv_heads) * c.head_dim;
   Cursor shared;
@@ -62,8 +65,9 @@ ScratchPlan::ScratchPlan(const ModelConfig& c, int rows) {
   n_floats = part.at;
 
   part = shared;
-  gate_up = part.take(n * 2 * c.intermediate);
-  activation = part.take(n * c.intermediate);
+  mlp_rows = has_own_memory(backend) ? rows : std::min(rows, kMlpRows);
+  gate_up = part.take(static_cast<size_t>(mlp_rows) * 2 * c.intermediate);
+  activation = part.take(static_cast<size_t>(mlp_rows) * c.intermediate);
   n_floats = std::max(n_floats, part.at);
 
   part = shared;
@@ -80,11 +84,11 @@ Model::Impl::Impl(Backend& b, std::unique_ptr<TensorFile> f, int rows)
       file(std::move(f)),
       config(read_config(*file)),
       max_rows(rows),
-      plan(config, rows),
+      plan(config, b, rows),
       weights(load_checked(*file, config, backend, rows)),
       scratch(backend, plan.bytes()),
       inv_frequency(config.rope.inv_frequency(config.head_dim)) {
-  file->forget();  // else the weights would be in memory twice
+  file->forget();  // what the last layer and check_tensors have left
 }
 
 Model::Model() = default;
@@ -128,17 +132,14 @@ size_t Model::scratch_bytes() const {
 }
 
 const std::string& Model::fingerprint() const {
-  if (impl_->fingerprint.empty()) {
-    impl_->fingerprint = compute_fingerprint(*impl_->file, impl_->config);
-    impl_->file->forget();
-  }
+  if (impl_->fingerprint.empty()) impl_->fingerprint = compute_fingerprint(*impl_->file, impl_->config);
   return impl_->fingerprint;
 }
 
 ModelPlan plan_model(const TensorFile& file, const Backend& backend, int max_rows) {
   const ModelConfig config = read_config(file);
   check_tensors(file, config);
-  const ScratchPlan scratch(config, max_rows);
+  const ScratchPlan scratch(config, backend, max_rows);
   return {plan_weight_bytes(file, config, backend),
           scratch.bytes() + backend.scratch_bytes(max_rows, scratch.max_width, config.kv_shape())};
 }

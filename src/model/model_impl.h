@@ -16,12 +16,13 @@ namespace kv2 {
 
 /// Where the buffers of a forward lie in the scratch allocation, in floats, for `rows` rows.
 struct ScratchPlan {
-  ScratchPlan(const ModelConfig& config, int rows);
+  ScratchPlan(const ModelConfig& config, const Backend& backend, int rows);
 
   int logit_tile = 0;                                  // rows of logits that exist at once on the device
   size_t x = 0, normed = 0;                            // [rows, hidden]
   size_t qkv = 0, q = 0, k = 0, v = 0, attention = 0;  // attention's part
-  size_t gate_up = 0, activation = 0;                  // the MLP's part, over attention's
+  int mlp_rows = 0;                                    // rows that the MLP takes at once
+  size_t gate_up = 0, activation = 0;                  // the MLP's part, over attention's: [mlp_rows, …]
   size_t last = 0, logits = 0;  // the head's part, over both: [tile, hidden], [tile, vocab]
   size_t n_floats = 0;
   int max_width = 0;  // the widest input of a linear

@@ -2,6 +2,7 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_set>
 
 #include "base/check.h"
@@ -142,12 +143,14 @@ class Loader {
   ModelWeights load() {
     const TensorNames& n = namer_.names();
     ModelWeights w;
-    w.embedding = backend_.make_embedding(source(stack(-1, {n.embedding}, false)));
+    w.embedding = backend_.make_embedding(embedding_source(stack(-1, {n.embedding}, false)));
     w.final_norm = vector(-1, n.final_norm);
     w.lm_head = linear(-1, {config_.tied_embeddings ? n.embedding : n.lm_head}, false);
+    file_.forget();
     for (int i = 0; i < config_.n_layers; i++) {
       throw_if_interrupted();
       w.layers.push_back(layer(i));
+      file_.forget();  // else the weights would be in memory twice
     }
     return w;
   }
@@ -214,6 +217,21 @@ class Loader {
       }
     };
     if (backend_.multiplies_codes()) out.coded = codes_of(file_, s.parts);
+    return out;
+  }
+
+  /// Where rows stay in the file, reading one leaves 64 KiB of it in memory (the kernel maps the neighbours
+  /// of a page, too): after a few prompts that would be the whole table. So the file's memory is given back
+  /// all the while.
+  LinearSource embedding_source(const Stack& s) {
+    constexpr int kRowsKept = 32;  // 2 MiB at most
+    LinearSource out = source(s);
+    out.fill = [&file = file_, fill = out.fill, n_read = std::make_shared<std::atomic<int64_t>>(0)](
+                   int row0, int n_rows, float* rows) {
+      fill(row0, n_rows, rows);
+      const int64_t before = n_read->fetch_add(n_rows, std::memory_order_relaxed);
+      if (before / kRowsKept != (before + n_rows) / kRowsKept) file.forget();
+    };
     return out;
   }
 

@@ -8,6 +8,10 @@
 
 namespace kv2 {
 
+bool has_own_memory(const Backend& backend) {
+  return dynamic_cast<const OwnMemory*>(&backend) != nullptr;
+}
+
 size_t free_memory(const Backend& backend) {
   const auto* own = dynamic_cast<const OwnMemory*>(&backend);
   return own ? own->free_memory() : available_memory();

@@ -63,6 +63,9 @@ class DeviceArgMax {
 /// the host only where the backend cannot look for itself.
 void arg_max(Backend& backend, const float* rows, int n_rows, int width, int32_t* best);
 
+/// Its memory is not the host's.
+bool has_own_memory(const Backend& backend);
+
 /// Bytes that allocate() can still give: the device's, or the host's.
 size_t free_memory(const Backend& backend);
 
