@@ -68,7 +68,7 @@ void add_calibrate(CLI::App& program) {
          "uniform: queries and keys are measured all over the context; window: where the text had them")
       ->check(CLI::IsMember({"uniform", "window"}));
   app->add_option("--save-tokens", o->save_tokens, "write the calibration text as token ids (.npy)");
-  app->add_option("--seed", o->calibrate.seed, "of the sampled text");
+  add_seed(*app, o->calibrate.seed, "of the sampled text");
   app->callback([o] { run(*o); });
 }
 

@@ -20,9 +20,7 @@ void EvalOptions::add_to(CLI::App& app, const std::string& default_kv) {
 }
 
 std::vector<CacheSpec> EvalOptions::specs() const {
-  std::vector<CacheSpec> out;
-  for (const std::string& text : split_methods(kv)) out.push_back(cache.spec(text));
-  return out;
+  return cache.specs(kv);
 }
 
 RunRecord::RunRecord(const Session& session, const ModelOptions& model, std::span<const int32_t> tokens,

@@ -29,8 +29,7 @@ constexpr int kChunk = 256;
 
 /// kld, attend and norms of one text.
 std::string measure(const Options& o) {
-  std::vector<CacheSpec> specs;
-  for (const std::string& text : split_methods(o.kv)) specs.push_back(o.cache.spec(text));
+  const std::vector<CacheSpec> specs = o.cache.specs(o.kv);
   Session s = open_judge(o.model, kChunk);
   const auto calibration = calibration_for(*s.model, specs, o.cache.calibration);
   const Calibration* c = calibration ? &*calibration : nullptr;

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <iostream>
 
 #include "apps/command_line.h"
 #include "apps/options.h"
@@ -65,7 +66,9 @@ int main(int argc, char** argv) {
     if (std::fflush(stdout) != 0) throw kv2::Error(kv2::ErrorCode::Io, "cannot write to stdout");
     return 0;
   } catch (const CLI::Success& e) {  // --help, --version
-    return program.exit(e);
+    const int code = program.exit(e);
+    if (!std::cout.flush()) fmt::print(stderr, "kv2: cannot write to stdout\n");
+    return std::cout ? code : 1;
   } catch (const CLI::ParseError& e) {
     fmt::print(stderr, "kv2: {}\nTry: kv2 --help, kv2 COMMAND --help\n", e.what());
     return 2;

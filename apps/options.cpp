@@ -72,7 +72,11 @@ void CacheOptions::add_to(CLI::App& app) {
 
 /// The method's text with --kv-layers as its parameter `layers`.
 std::string CacheOptions::with_layers(const std::string& kv) const {
-  if (layers.empty() || kv == "bf16") return kv;
+  if (layers.empty()) return kv;
+  if (kv == "bf16")
+    throw_error(ErrorCode::BadArgument,
+                "--kv-layers '{}': bf16 keeps all layers as they are; name a method in codes with --kv",
+                layers);
   std::stringstream pieces(layers);
   for (std::string piece; pieces >> piece;)
     if (piece.find('=') == piece.npos)
@@ -85,8 +89,21 @@ std::string CacheOptions::with_layers(const std::string& kv) const {
   return fmt::format("{}{}layers={}", kv, kv.find(':') == kv.npos ? ':' : ',', value);
 }
 
+std::vector<CacheSpec> CacheOptions::specs(const std::vector<std::string>& kv) const {
+  const std::vector<std::string> texts = split_methods(kv);
+  const bool any_codes = std::any_of(texts.begin(), texts.end(), [](auto& text) { return text != "bf16"; });
+  std::vector<CacheSpec> out;
+  for (const std::string& text : texts)
+    out.push_back(windowed(any_codes && text == "bf16" ? text : with_layers(text)));
+  return out;
+}
+
 CacheSpec CacheOptions::spec(const std::string& kv) const {
-  CacheSpec s = CacheSpec::parse(with_layers(kv));
+  return windowed(with_layers(kv));
+}
+
+CacheSpec CacheOptions::windowed(const std::string& text) const {
+  CacheSpec s = CacheSpec::parse(text);
   s.sink_tokens = sink;
   s.recent_tokens = recent;
   s.prefill = prefill == "exact" ? PrefillPolicy::Exact : PrefillPolicy::Windowed;
@@ -134,6 +151,12 @@ std::optional<Calibration> find_calibration(const Model& model, const std::strin
   return c;
 }
 
+CLI::Option* add_seed(CLI::App& app, uint64_t& seed, const std::string& description) {
+  return app.add_option("--seed", seed, description)->check([](const std::string& text) {
+    return text.starts_with("-") ? "a seed is a number from 0 to 2^64 - 1, not " + text : std::string();
+  });
+}
+
 void TokenSource::add_to(CLI::App& app) {
   auto* text = app.add_option("--text", text_file, "a text file");
   auto* tokens = app.add_option("--tokens", tokens_file, "token ids, a .npy file of integers");
@@ -159,13 +182,25 @@ std::vector<int32_t> TokenSource::read(const Session& session) const {
   return ids;
 }
 
-int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens,
-                       int64_t asked) {
-  const int64_t trained = model.config().context;
+namespace {
+
+void require_trained(int64_t asked, int64_t trained) {
   if (asked < 0) throw_error(ErrorCode::BadArgument, "--ctx must be positive, found {}", asked);
   if (asked > trained)
     throw_error(ErrorCode::BadArgument, "--ctx {} is past the {} positions this model was trained for", asked,
                 trained);
+}
+
+}  // namespace
+
+void require_context(const ModelOptions& options, int64_t asked) {
+  if (asked != 0) require_trained(asked, read_config(*open_model_file(options.model)).context);
+}
+
+int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens,
+                       int64_t asked) {
+  const int64_t trained = model.config().context;
+  require_trained(asked, trained);
   const CacheCapacity capacity{.context_tokens = asked > 0 ? asked : trained,
                                .n_sequences = n_sequences,
                                .chunk_tokens = chunk_tokens};

@@ -45,8 +45,12 @@ struct CacheOptions {
   void add_to(CLI::App& app);
   /// The spec of one --kv text under these windows.
   CacheSpec spec(const std::string& kv) const;
+  /// Of a list of them (add_kv_list). Where --kv-layers is given, bf16 stays as it is beside a method in
+  /// codes.
+  std::vector<CacheSpec> specs(const std::vector<std::string>& kv) const;
 
  private:
+  CacheSpec windowed(const std::string& text) const;
   std::string with_layers(const std::string& kv) const;
 };
 /// Help text of --kv with all methods.
@@ -60,6 +64,9 @@ std::vector<std::string> split_methods(const std::vector<std::string>& texts);
 /// neither exists. Throws when a given file is unreadable or made for another model.
 std::optional<Calibration> find_calibration(const Model& model, const std::string& path);
 
+/// --seed. The parser alone would take -1 for 2^64 - 1.
+CLI::Option* add_seed(CLI::App& app, uint64_t& seed, const std::string& description);
+
 /// Token ids from --text (needs the tokenizer) or --tokens (.npy). Exactly one must be given.
 struct TokenSource {
   std::string text_file, tokens_file;
@@ -68,6 +75,9 @@ struct TokenSource {
   std::vector<int32_t> read(const Session& session) const;
 };
 
+/// Throws BadArgument for a context past the positions that a model was trained for; 0 asks for none. Reads
+/// the head of its file alone, so that it can be said before the weights are loaded.
+void require_context(const ModelOptions& options, int64_t asked);
 /// Tokens per sequence: `asked`, or (0) what the model was trained for if memory holds that, else what fits.
 /// Errors: BadArgument past the model's positions, OutOfMemory naming what would fit.
 int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens,

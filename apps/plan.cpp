@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/memory.h"
 #include "cache/cache_plan.h"
+#include "engine/transforms.h"
 #include "ops/device_extras.h"
 
 namespace kv2::app {
@@ -48,11 +49,12 @@ void run(const Options& o) {
   if (ctx > config.context)
     throw_error(ErrorCode::BadArgument, "--ctx {} is past the {} positions this model was trained for", ctx,
                 config.context);
-  std::vector<CacheSpec> specs;  // all of them are sound before the first line is printed
-  for (const std::string& kv : split_methods(o.kv)) {
-    specs.push_back(o.cache.spec(kv));
-    specs.back().validate(config.head_dim);
+  const std::vector<CacheSpec> specs = o.cache.specs(o.kv);
+  for (const CacheSpec& spec : specs) {  // all of them are sound before the first line is printed
+    spec.validate(config.head_dim);
+    PageLayout::of(spec, config.kv_shape());
   }
+  if (!o.cache.calibration.empty()) require_shape(Calibration::load(o.cache.calibration), config.kv_shape());
   const ModelPlan model_plan = plan_model(*file, *backend, o.chunk);
   const size_t room = free_memory(*backend);
   if (!o.json) {

@@ -35,7 +35,7 @@ void RetrievalFlags::add_to(CLI::App& app, const std::string& default_task) {
   app.add_option("--chunk", chunk, "tokens per forward")
       ->check(CLI::Range(1, 1 << 14))
       ->capture_default_str();
-  app.add_option("--seed", seed, "of the haystacks")->capture_default_str();
+  add_seed(app, seed, "of the haystacks")->capture_default_str();
 }
 
 std::vector<RetrievalTask> RetrievalFlags::parsed_tasks() const {

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "calibrate/calibrate.h"
 #include "text/chat_template.h"
 
@@ -195,6 +196,7 @@ void run(const Options& o) {
   o.sampling.validate();
   const std::optional<std::string> prompt = read_prompt(o);
   if (!o.kv.empty()) o.cache.spec(o.kv);  // a wrong --kv is said before anything is loaded
+  require_context(o.model, o.ctx);
   catch_interrupts();
   Session s = open_session(o.model, o.chunk);
   s.require_tokenizer("compare by ids with kv2 logits");
@@ -209,6 +211,8 @@ void run(const Options& o) {
                               .chunk_tokens = o.chunk};
   Engine engine(*s.model, options, calibration ? &*calibration : nullptr);
   print_start_table(*s.model, spec, engine.cache().plan(), calibration);
+  calibration.reset();  // the cache has its own
+  trim_heap();
   Conversation conversation(o, s, engine);
   if (!prompt) return chat(conversation);
   const Answer a = conversation.say(*prompt, !o.json);
@@ -240,7 +244,7 @@ void add_run(CLI::App& program) {
   app->add_option("--top-k", o->sampling.top_k, "0: all");
   app->add_option("--top-p", o->sampling.top_p, "");
   app->add_option("--min-p", o->sampling.min_p, "");
-  app->add_option("--seed", o->sampling.seed, "same seed, same text");
+  add_seed(*app, o->sampling.seed, "same seed, same text");
   app->add_flag("--json", o->json, "one JSON object at the end instead of streamed text");
   app->callback([o] { run(*o); });
 }

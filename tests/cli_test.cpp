@@ -74,6 +74,22 @@ class Cli : public ::testing::Test {
     return path("tokens.npy");
   }
 
+  /// A copy of a small checkpoint whose named tensor (BF16) holds the largest numbers there are.
+  std::string overflowing(const std::string& name, const std::string& tensor) const {
+    const fs::path copy = dir_ / ("overflowing " + tensor);
+    fs::copy(model(name), copy, fs::copy_options::recursive);
+    std::fstream file(copy / "model.safetensors", std::ios::binary | std::ios::in | std::ios::out);
+    uint64_t n = 0;
+    file.read(reinterpret_cast<char*>(&n), sizeof(n));
+    std::string header(n, ' ');
+    file.read(header.data(), static_cast<std::streamsize>(n));
+    const auto offsets = nlohmann::json::parse(header).at(tensor).at("data_offsets");
+    const size_t begin = offsets[0], end = offsets[1];
+    file.seekp(static_cast<std::streamoff>(8 + n + begin));
+    for (size_t i = begin; i < end; i++) file.put('\x7f');  // 0x7f7f: 3.39e38
+    return "'" + copy.string() + "'";
+  }
+
   fs::path dir_;
 };
 
@@ -98,9 +114,18 @@ TEST_F(Cli, UsageErrorsExitWithTwo) {
   expect_refused(run("plan " + model("qwen3") + " --ctx -1"), 2, {"--ctx", "-1"});
   expect_refused(run("plan " + model("qwen3") + " --kv naive2 --kv-layers 0,1"), 2,
                  {"--kv-layers '0,1'", "0,1,-1=int8 5=bf16"});
+  expect_refused(run("plan " + model("qwen3") + " --kv bf16 --kv-layers 99=int8"), 2,
+                 {"99=int8", "bf16", "--kv"});
+  expect_refused(run("plan " + model("qwen3") + " --kv bf16,naive2 --kv-layers 99=int8"), 2,
+                 {"layers=99", "0 to 2"});
+  EXPECT_EQ(run("plan " + model("qwen3") + " --kv bf16,naive2 --kv-layers 2=int8").code, 0);
+  for (const std::string command : {"run", "calibrate"})
+    expect_refused(run(command + " " + model("qwen3") + " --seed -1"), 2, {"--seed", "-1"});
   expect_refused(run("eval nonsense"), 2, {"nonsense", "kld", "kv2 eval --help"});
   EXPECT_EQ(run("--help").code, 0);
   EXPECT_EQ(run("--version").code, 0);
+  for (const std::string command : {"--help", "--version", "plan --help"})
+    expect_refused(run(command + " >/dev/full"), 1, {"stdout"});
 }
 
 TEST_F(Cli, MissingAndForeignFilesAreNamed) {
@@ -130,6 +155,32 @@ TEST_F(Cli, TruncatedCheckpointIsRefused) {
 TEST_F(Cli, CalibratedMethodWithoutCalibrationNamesTheCommand) {
   expect_refused(run("eval kld " + model("qwen3") + " --kv oscar2 --tokens " + tokens(512)), 2,
                  {"kv2 calibrate"});
+}
+
+TEST_F(Cli, PlanReadsTheCalibrationThatItIsGiven) {
+  expect_refused(run("plan " + model("qwen3") + " --kv oscar2 --calibration " + path("absent")), 1,
+                 {"absent"});
+  const std::string other = path("other.safetensors");
+  ASSERT_EQ(run("calibrate " + model("qwen2-tied") + " --n-tokens 256 --held-out 0 --window 64 --tokens " +
+                tokens(256) + " --out " + other)
+                .code,
+            0);
+  EXPECT_EQ(run("plan " + model("qwen2-tied") + " --kv oscar2 --calibration " + other).code, 0);
+  expect_refused(run("plan " + model("qwen3") + " --kv oscar2 --calibration " + other), 1,
+                 {"calibration is for", "kv2 calibrate"});
+}
+
+// A number that is none is no answer, and is said when it is seen, not when all the work has been done.
+TEST_F(Cli, OverflowingWeightsAreRefused) {
+  expect_refused(run("logits " + overflowing("qwen3", "model.norm.weight") + " --tokens " + tokens(8) +
+                     " --out " + path("l.npy")),
+                 1, {"NaN", "overflow"});
+  EXPECT_FALSE(fs::exists(path("l.npy")));
+  expect_refused(run("calibrate " + overflowing("qwen3", "model.layers.1.self_attn.v_proj.weight") +
+                     " --n-tokens 256 --held-out 0 --window 64 --tokens " + tokens(256) + " --out " +
+                     path("c.safetensors")),
+                 1, {"layer 1", "values", "overflow"});
+  EXPECT_FALSE(fs::exists(path("c.safetensors")));
 }
 
 // What a judge is asked that no model or text can give: what was found, what is supported, what to do.
@@ -226,6 +277,9 @@ TEST_F(Cli, BadTokenFilesAreRefused) {
 TEST_F(Cli, EmptyPromptAndLongContextAreRefused) {
   expect_refused(run("run " + model("qwen3")), 2, {"prompt is empty"});
   expect_refused(run("plan " + model("qwen3") + " --ctx 999999999"), 2, {"999999999", "positions"});
+  const Result r = run("run " + model("qwen3") + " --prompt a --ctx 513");
+  expect_refused(r, 2, {"513", "512 positions"});
+  EXPECT_EQ(r.err.find("load model"), std::string::npos) << "said before anything is loaded: " << r.err;
 }
 
 TEST_F(Cli, EvalAndPlanPrintOneJsonObjectPerMethod) {

@@ -4,6 +4,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/check.h"
 
@@ -148,6 +149,23 @@ void Statistics::on_layer(const LayerActivations& a) {
   });
   for (size_t i = 0; i < chunk_c_q_.size(); i++) sums.c_q[i] += chunk_c_q_[i];
   sums.n_tokens += a.n_rows;
+  require_finite(sums, a.layer);
+}
+
+void Statistics::require_finite(const Sums& sums, int layer) const {
+  const size_t d = static_cast<size_t>(shape_.head_dim);
+  const std::pair<const char*, const std::vector<double>*> all[] = {{"queries", &sums.c_q},
+                                                                    {"keys before RoPE", &sums.k_pre},
+                                                                    {"keys", &sums.k},
+                                                                    {"values", &sums.v},
+                                                                    {"attention's output", &sums.c_s}};
+  for (const auto& [what, sum] : all)  // the squares of every channel: no vector that is not finite hides
+    for (size_t i = 0; i < sum->size() / d; i++)
+      if (const double x = (*sum)[i * d + i % d]; !std::isfinite(static_cast<float>(x)))
+        throw_error(ErrorCode::BadFile,
+                    "calibration: layer {}: the squares of {} add up to {}: weights of the model overflow or "
+                    "are damaged",
+                    layer, what, x);
 }
 
 int64_t Statistics::n_tokens() const {

@@ -44,6 +44,8 @@ class Statistics final : public Observer {
   enum class Part : uint8_t { Q, Out, Energy, K, KPre, V };
   static constexpr int kParts = 6;
 
+  /// Throws BadFile: with the first chunk, not when everything has been measured and is to be saved.
+  void require_finite(const Sums& sums, int layer) const;
   void accumulate(const LayerActivations& a, Sums& sums, Part part, int head);
 
   KvShape shape_;

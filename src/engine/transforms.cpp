@@ -28,14 +28,7 @@ void check_calibration(const CacheSpec& spec, const KvShape& shape, const Calibr
         ErrorCode::BadArgument,
         "method {} needs a calibration of this model and there is none; make one with: kv2 calibrate MODEL",
         spec.method.name);
-  if (static_cast<int>(calibration->layers.size()) != shape.n_layers ||
-      calibration->n_kv_heads != shape.n_kv_heads || calibration->head_dim != shape.head_dim)
-    throw_error(ErrorCode::Mismatch,
-                "the calibration is for {} layers, {} KV heads and head_dim {}, the model has {}, {} and {}; "
-                "make one with: kv2 "
-                "calibrate MODEL",
-                calibration->layers.size(), calibration->n_kv_heads, calibration->head_dim, shape.n_layers,
-                shape.n_kv_heads, shape.head_dim);
+  require_shape(*calibration, shape);
 }
 
 void check_size(const std::vector<float>& statistic, const char* name, int layer, const KvShape& shape) {
@@ -133,6 +126,17 @@ std::vector<float> key_tables(const LayerCalibration& c, int layer, const PageLa
 }
 
 }  // namespace
+
+void require_shape(const Calibration& calibration, const KvShape& shape) {
+  if (static_cast<int>(calibration.layers.size()) != shape.n_layers ||
+      calibration.n_kv_heads != shape.n_kv_heads || calibration.head_dim != shape.head_dim)
+    throw_error(ErrorCode::Mismatch,
+                "the calibration is for {} layers, {} KV heads and head_dim {}, the model has {}, {} and {}; "
+                "make one with: kv2 "
+                "calibrate MODEL",
+                calibration.layers.size(), calibration.n_kv_heads, calibration.head_dim, shape.n_layers,
+                shape.n_kv_heads, shape.head_dim);
+}
 
 FittedMethod fit_method(const CacheSpec& spec, const KvShape& shape, const Calibration* calibration) {
   const Method& method = spec.method;

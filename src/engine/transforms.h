@@ -9,6 +9,8 @@
 
 namespace kv2 {
 
+/// Throws Mismatch unless the calibration is of a model of this shape.
+void require_shape(const Calibration& calibration, const KvShape& shape);
 /// Throws BadArgument with the command that makes one when `spec` needs a calibration and there is none.
 FittedMethod fit_method(const CacheSpec& spec, const KvShape& shape, const Calibration* calibration);
 
