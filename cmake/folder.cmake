@@ -3,6 +3,9 @@
 add_library(kv2_flags INTERFACE)
 target_compile_options(kv2_flags INTERFACE -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
 target_include_directories(kv2_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")  # Highway's NEON needs it; as a mere target attribute, g++ 12 refuses structs of vectors
+  target_compile_options(kv2_flags INTERFACE -march=armv8-a+crypto)
+endif()
 if(KV2_SANITIZE)
   target_compile_options(kv2_flags INTERFACE -fsanitize=${KV2_SANITIZE} -fno-omit-frame-pointer -g1)
   target_link_options(kv2_flags INTERFACE -fsanitize=${KV2_SANITIZE})
