@@ -3,7 +3,7 @@
 // plain f32 kernel first (which the op tests hold against the reference), empties the L2 before each run,
 // prints medians, bytes and the share of the read bandwidth measured in the same run. One JSON line per shape
 // with --json.
-//   kv2_bench_attend_cuda [--json] [--only decode|short|shapes|prefill|demote] [--pages N]
+//   kv2_bench_attend_cuda [--json] [--only decode|short|shapes|prefill|demote|linear]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/attend_plan.h"
@@ -84,7 +85,6 @@ class Timer {
 struct Bench {
   Timer timer;
   bool json = false;
-  int pages_each = 0;         // 0: as planned
   double read_bandwidth = 0;  // bytes per ms
 
   void measure_bandwidth() {
@@ -139,39 +139,40 @@ struct Bench {
     const Device<float> q(q_host), out(q_host.size()), want(q_host.size());
     const int pairs = cuda::attend_pairs(shape, prompt_rows == 1, 0);
     const cuda::PrefillKernel best = cuda::prefill_kernel_for(d, d, 0);
-    auto plan = cuda::plan_attend(views, shape, rule, {pairs, 132, best});
-    auto single = cuda::plan_attend(views, shape, rule, {pairs, 132, cuda::PrefillKernel::None});
-    for (cuda::AttendPlan* p : {&plan, &single})
-      if (pages_each > 0 && cuda::run_begin(cuda::run_of(pages_each)) == pages_each &&
-          (p->max_pages <= 128 || pages_each % cuda::kMaxRunPages == 0))
-        p->pages_each = pages_each;  // elsewhere no run begins
+    const auto plan = cuda::plan_attend(views, shape, rule, {pairs, 132, best});
+    const auto single = cuda::plan_attend(views, shape, rule, {pairs, 132, cuda::PrefillKernel::None});
     const Device<cuda::AttendTile> tiles(plan.tiles), single_tiles(single.tiles);
+    const Device<cuda::AttendSegment> segments(plan.segments), single_segments(single.segments);
     const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(single, shape, pairs) / 4));
     const Device<uint32_t> arrivals(single.tiles.size() * n_kv_heads);
     check(cudaMemset(arrivals.get(), 0, arrivals.size() * 4), "memset");
-    const auto args_of = [&](const cuda::AttendPlan& p, const cuda::AttendTile* t, float* to) {
-      return cuda::AttendArgs{q.get(),
-                              to,
-                              t,
-                              p.n_tiles,
-                              n_kv_heads,
-                              q_per_kv,
-                              d,
-                              d,
-                              {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
-                              {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes(0)},
-                              1.0f / std::sqrt(static_cast<float>(d)),
-                              0.0f,
-                              p.pages_each,
-                              p.max_pages,
-                              p.max_runs(),
-                              partials.get(),
-                              arrivals.get(),
-                              t + p.n_tiles,
-                              p.n_prefill_blocks,
-                              p.prefill_kernel};
+    const auto args_of = [&](const cuda::AttendPlan& p, float* to) {
+      const bool is_single = &p == &single;
+      const auto* t = is_single ? single_tiles.get() : tiles.get();
+      return cuda::AttendArgs{
+          .q = q.get(),
+          .out = to,
+          .tiles = t,
+          .n_tiles = p.n_tiles,
+          .n_kv_heads = n_kv_heads,
+          .q_per_kv = q_per_kv,
+          .head_dim = d,
+          .group = d,
+          .full = {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
+          .packed = {packed.get(), layout.packed_page_bytes(), layout.packed_head_bytes(0)},
+          .softmax_scale = 1.0f / std::sqrt(static_cast<float>(d)),
+          .soft_cap = 0.0f,
+          .segments = is_single ? single_segments.get() : segments.get(),
+          .n_blocks = p.n_blocks,
+          .max_runs = p.max_runs,
+          .overlaps = false,
+          .partials = partials.get(),
+          .arrivals = arrivals.get(),
+          .prefill_tiles = t + p.n_tiles,
+          .n_prefill_blocks = p.n_prefill_blocks,
+          .prefill_kernel = p.prefill_kernel};
     };
-    const cuda::AttendArgs args = args_of(plan, tiles.get(), out.get());
+    const cuda::AttendArgs args = args_of(plan, out.get());
     check(cudaMemset(out.get(), 0xff, out.size() * 4), "memset");
     cuda::launch_attend(args, pairs, nullptr);
     check(cudaDeviceSynchronize(), "attend");
@@ -186,9 +187,9 @@ struct Bench {
         for (size_t i = 0; i < got.size(); i++) differ += std::memcmp(&got[i], &expected[i], 4) != 0;
         std::printf("%zu of %zu values differ in a bit from %s's\n", differ, got.size(), name);
       };
-      compare(args_of(single, single_tiles.get(), want.get()), "attend_kernel");
+      compare(args_of(single, want.get()), "attend_kernel");
       if (plan.prefill_kernel == cuda::PrefillKernel::Hopper) {
-        cuda::AttendArgs portable = args_of(plan, tiles.get(), want.get());
+        cuda::AttendArgs portable = args_of(plan, want.get());
         portable.prefill_kernel = cuda::PrefillKernel::Packed;
         compare(portable, "prefill_kernel");
         const double ms = timer.median([&] { cuda::launch_attend(portable, pairs, nullptr); }, 5);
@@ -196,7 +197,7 @@ struct Bench {
       }
     }
     const double error = prompt_rows * static_cast<double>(tokens) * batch > 5e6 ? -1 : [&] {
-      const cuda::AttendArgs plain = args_of(single, single_tiles.get(), want.get());
+      const cuda::AttendArgs plain = args_of(single, want.get());
       cuda::launch_attend_generic(plain, nullptr);
       check(cudaDeviceSynchronize(), "attend_generic");
       const std::vector<float> got = out.download(), expected = want.download();
@@ -216,10 +217,10 @@ struct Bench {
     const double flops = 4.0 * batch * prompt_rows * shape.n_heads * d * (tokens - prompt_rows / 2.0);
     std::printf(
         "attend %s heads %dx%d d=%d B=%d T=%d rows=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, "
-        "%.0f TFLOP/s, error %.1e, %d pages to a block\n",
+        "%.0f TFLOP/s, error %.1e, %d blocks\n",
         quantized ? "int2" : "bf16", n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes / 1e9,
         bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth, flops / ms / 1e9, error,
-        std::min(plan.pages_each, plan.max_pages));
+        plan.n_blocks + plan.n_prefill_blocks);
     if (json)
       std::printf(
           "{\"op\":\"attend\",\"pages\":\"%s\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,"
@@ -228,6 +229,28 @@ struct Bench {
           "\"ms\":%.5f,\"bytes\":%.0f,\"read_share\":%.4f,\"error\":%.3e}\n",
           quantized ? "int2" : "bf16", n_kv_heads, q_per_kv, d, batch, tokens, prompt_rows, ms, bytes,
           bytes / ms / read_bandwidth, error);
+    std::fflush(stdout);
+  }
+
+  /// kv2's own products for few rows, against what reading the weights takes.
+  void linear(int n_in, int n_out, int n_rows) {
+    const Device<std::byte> weights(size_t{2} * n_in * n_out), x(size_t{2} * n_in * n_rows);
+    bench::fill_full(weights.get(), weights.size() / 2);
+    bench::fill_full(x.get(), x.size() / 2);
+    const Device<float> out(static_cast<size_t>(n_out) * n_rows);
+    const cuda::FewRows p{reinterpret_cast<const __nv_bfloat16*>(weights.get()),
+                          nullptr,
+                          reinterpret_cast<const unsigned char*>(x.get()),
+                          out.get(),
+                          n_in,
+                          n_out,
+                          n_rows,
+                          false};
+    const double ms = timer.median([&] { cuda::launch_few_rows(p, 132, nullptr); });
+    check(cudaDeviceSynchronize(), "few_rows");
+    const double bytes = static_cast<double>(weights.size());
+    std::printf("linear %d -> %d, %d rows: %.4f ms, %.2f TB/s of weights = %.0f%% of read\n", n_in, n_out,
+                n_rows, ms, bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);
     std::fflush(stdout);
   }
 
@@ -275,7 +298,6 @@ int main(int argc, char** argv) {
     bench.json = bench.json || !std::strcmp(argv[i], "--json");
     if (i + 1 == argc) break;
     if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
-    if (!std::strcmp(argv[i], "--pages")) bench.pages_each = std::atoi(argv[i + 1]);
   }
   const auto wants = [&](const char* part) { return only.empty() || only == part; };
   bench.measure_bandwidth();
@@ -286,7 +308,7 @@ int main(int argc, char** argv) {
   if (wants("decode"))
     for (const auto& s : shapes) bench.attend(s.batch, s.tokens, 8, 4, 128, 1);
   if (only == "one") bench.attend(1, 32768, 8, 4, 128, 1);  // for a profiler
-  if (wants("short"))  // what one sequence pays before its length counts
+  if (wants("short"))                                       // what one sequence pays before its length counts
     for (const int tokens : {64, 1024, 2048, 4096}) bench.attend(1, tokens, 8, 4, 128, 1);
   if (wants("shapes")) {
     bench.attend(32, 32768, 8, 1, 128, 1);
@@ -301,6 +323,10 @@ int main(int argc, char** argv) {
     bench.attend(1, 32768, 8, 4, 128, 2048, false);
     bench.attend(1, 32768, 8, 4, 128, 32768, false);
   }
+  if (wants("linear"))
+    for (const int rows : {1, 8, 16})
+      for (const auto& [n_in, n_out] : {std::pair{4096, 6144}, {4096, 4096}, {4096, 24576}, {12288, 4096}})
+        bench.linear(n_in, n_out, rows);
   if (wants("demote")) {
     bench.demote(32, 32768, 8, 128, 122, 117, false);
     bench.demote(32, 32768, 8, 128, -1, -1, false);

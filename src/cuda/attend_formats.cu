@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over layers whose packed pages are not int2 head pages (PackedSide): a block takes a run of pages
-// of one tile, decodes K, then V of each page to f32 in shared memory, and multiplies there. Any head_dim up
-// to 512. Runs, and the order in which they are merged, are those of attend_kernel.cuh, so that a query's
+// Attention over layers whose packed pages are not int2 head pages (PackedSide): a block takes a segment of
+// one tile's runs, decodes K, then V of each page to f32 in shared memory, and multiplies there. Any head_dim
+// up to 512. Runs, and the order in which they are merged, are those of attend_kernel.cuh, so that a query's
 // bits depend on page numbers alone. Right and split over the GPU, but without tensor cores: about a tenth of
 // what int2 reaches.
 #include <cuda_bf16.h>
@@ -96,11 +96,12 @@ __global__ void __launch_bounds__(kThreads)
   float* halves = weights + kPage * NP;
   float* factors = halves + kPage * NP;  // [NP]
   const PageRows rows{factors + NP, d};
-  const AttendTile tile = args.tiles[blockIdx.x];
-  const int kv_head = blockIdx.y, n_pairs = tile.n_queries * tile.n_heads;
-  const attention::PartOfRuns own(args, tile, blockIdx.z);
-  if (own.at < 0) return;
-  const int first_run = own.first_run(), end_run = own.end_run(), n_runs = run_of(tile.query_page) + 1;
+  const AttendSegment segment = args.segments[blockIdx.x];
+  if (segment.end_run == 0) return;
+  const AttendTile& tile = segment.tile;
+  const int kv_head = segment.kv_head, n_pairs = tile.n_queries * tile.n_heads;
+  const Runs runs{tile.query_page};
+  const bool whole = !args.partials;
   const auto query_of = [&](int pair) { return min(pair, n_pairs - 1) / tile.n_heads; };
   const auto row_of = [&](int pair) {  // an absent pair is the last one, and is not written
     const int p = min(pair, n_pairs - 1);
@@ -112,15 +113,14 @@ __global__ void __launch_bounds__(kThreads)
     q[i % d * NP + i / d] = args.q[row_of(i / d) * d + i % d];
   const int token = threadIdx.x % kPage, half = threadIdx.x / kPage;
   const int own_pair = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const Partials partials{args.partials + (static_cast<size_t>(blockIdx.x) * args.n_kv_heads + kv_head) *
-                                              args.max_runs * NP * (d + 2),
+  const Partials partials{args.partials + static_cast<size_t>(segment.owner) * args.max_runs * NP * (d + 2),
                           d};
   Softmax total[NP][kChannels];
 
-  for (int run = first_run; run < end_run; run++) {
+  for (int run = segment.first_run; run < segment.end_run; run++) {
     float o[NP][kChannels] = {}, m = kLowest, l = 0;  // m and l of own_pair
-    const int end = min(run_begin(run + 1), own.n_pages);
-    for (int page = run_begin(run); page < end; page++) {
+    const int end = runs.end(run);
+    for (int page = runs.begin(run); page < end; page++) {
       const bool packed = page >= tile.packed_begin && page < tile.packed_end, own = page == tile.query_page;
       const int n_rows = own ? tile.first_in_page + tile.n_queries : kPage;
       const std::byte* memory =
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads)
         const int c = threadIdx.x + i * kThreads;
         if (c >= d) break;
         const Softmax s{halves[p], halves[NP + p], o[p][i]};
-        if (own.n_parts > 1) {
+        if (!whole) {
           float* to = partials.run(run);
           to[p * d + c] = s.o;
           if (c == 0) to[NP * d + p] = s.m, to[NP * (d + 1) + p] = s.l;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
   }
-  if (own.n_parts > 1) return;
+  if (!whole) return;
 #pragma unroll
   for (int p = 0; p < NP; p++)
 #pragma unroll
@@ -220,10 +220,9 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/// All runs of the tiles that several blocks had, in order.
+/// All runs of all tiles, in order.
 __global__ void __launch_bounds__(kThreads) merge_formats_kernel(const AttendArgs args) {
   const AttendTile tile = args.tiles[blockIdx.x];
-  if (tile.query_page + 1 <= args.pages_each) return;
   const int d = args.head_dim, kv_head = blockIdx.y, n_pairs = tile.n_queries * tile.n_heads;
   const Partials partials{args.partials + (static_cast<size_t>(blockIdx.x) * args.n_kv_heads + kv_head) *
                                               args.max_runs * NP * (d + 2),
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(kThreads) merge_formats_kernel(const AttendArg
   for (int i = blockIdx.z * kThreads + threadIdx.x; i < n_pairs * d; i += kThreads * gridDim.z) {
     const int p = i / d;
     Softmax total{};
-    for (int run = 0; run <= run_of(tile.query_page); run++) {
+    for (int run = 0; run < Runs{tile.query_page}.count(); run++) {
       const float* from = partials.run(run);
       const Softmax s{from[NP * d + p], from[NP * (d + 1) + p], from[i]};
       if (run == 0)
@@ -251,10 +250,9 @@ void launch(const AttendArgs& args, const PackedSide& k, const PackedSide& v, cu
   const int d = args.head_dim;
   const int shared = static_cast<int>(sizeof(float)) * (d * NP + 2 * kPage * NP + NP + kPage * (d + 1));
   cudaFuncSetAttribute(attend_formats_kernel<kChannels>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  const int n_parts = (args.max_pages + args.pages_each - 1) / args.pages_each;
   attend_formats_kernel<kChannels>
-      <<<dim3(args.n_tiles, args.n_kv_heads, n_parts), kThreads, shared, stream>>>(args, k, v);
-  if (n_parts > 1)
+      <<<args.n_blocks + args.n_tiles * args.n_kv_heads, kThreads, shared, stream>>>(args, k, v);
+  if (args.partials)
     merge_formats_kernel<<<dim3(args.n_tiles, args.n_kv_heads, 4), kThreads, 0, stream>>>(args);
 }
 

@@ -17,8 +17,8 @@ __device__ inline uint32_t split_bf16(float a, float b, bool lower) {
 /// B fragment of channel tile i of a query; 0 where it is absent.
 __device__ inline uint2 q_fragment(const float* row, int i, bool here) {
   const int lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  float2 a = __ldg(reinterpret_cast<const float2*>(row + 16 * i + 2 * t)),
-         b = __ldg(reinterpret_cast<const float2*>(row + 16 * i + 2 * t + 8));
+  float2 a = *reinterpret_cast<const float2*>(row + 16 * i + 2 * t),
+         b = *reinterpret_cast<const float2*>(row + 16 * i + 2 * t + 8);
   if (!here) a = b = float2{0.0f, 0.0f};
   return {split_bf16(a.x, a.y, g & 1), split_bf16(b.x, b.y, g & 1)};
 }

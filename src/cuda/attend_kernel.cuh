@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over full and packed pages for few queries at a time (docs/kernels/attend.md); prefill_kernel.cuh
-// has the same bits for many. A block of eight warps takes one run of pages of one tile; warp w takes every
-// eighth packed page from w on, and of the full pages tokens 16(w % 4) to 16(w % 4) + 15 of every second one.
-// What a warp sees, in which order, and how results are merged depends on page numbers alone, and a column of
-// an mma on nothing but itself: a query's bits depend neither on its batch nor on its chunk. Pages come
-// through a ring of stages in shared memory, copied ahead; a full page's 16 tokens are a stage of keys and a
-// stage of values.
+// has the same bits for many. A block of eight warps takes one run of pages of one tile after the other; warp
+// w takes every eighth packed page from w on, and of the full pages tokens 16(w % 4) to 16(w % 4) + 15 of
+// every second one. What a warp sees, in which order, and how results are merged depends on page numbers
+// alone, and a column of an mma on nothing but itself: a query's bits depend neither on its batch nor on its
+// chunk. Pages come through a ring of stages in shared memory, copied ahead; a full page's 16 tokens are a
+// stage of keys and a stage of values.
 #pragma once
 
 #include "cuda/attend_full.cuh"
 #include "cuda/attend_launch.h"
+#include "cuda/attend_merge.cuh"
 #include "cuda/attend_packed.cuh"
+#include "cuda/overlap.cuh"
 
 namespace kv2::cuda {
 namespace {
@@ -20,25 +22,24 @@ using namespace attention;
 static_assert(kMaxRunPages == 64 && kWarps == 8, "a lane for each full page of a run that a warp may meet");
 constexpr int kThreads = kWarps * 32;
 
-/// Blocks that a multiprocessor holds.
-template <int D>
-inline constexpr int kBlocks = D > 128 ? 1 : 2;
-
 /// Shared memory: a ring of stages for each warp, and the warps' results of a run.
 template <int D, int NT>
 struct Shared {
   using S = Shape<D>;
   static constexpr int kPairs = 4 * NT;
   static constexpr int kStages = 2;  // in flight in each warp
-  struct Partials {
-    float o[kWarps][kPairs][D], m[kWarps][kPairs], l[kWarps][kPairs];
+  struct Results {
+    float o[kWarps][kPairs][D + 8];  // 8: lanes of all pairs store to different banks
+    float m[kWarps][kPairs], l[kWarps][kPairs];
   };
   unsigned char ring[kWarps][kStages][S::kStageBytes];
-  Partials warps;
+  Results warps;
+  static constexpr size_t kReusable = sizeof(ring) + sizeof(warps);  // once a block has no pages left
   float2 factors[kWarps][kPairs];
-  float m[kPairs], l[kPairs];       // of the run
+  float m[kPairs], l[kPairs];  // of the run
+  float q[kPairs][D + 16];
   uint2 q_bf16[NT][S::kTiles][32];  // B fragments for full pages
-  uint64_t full[kWarps][kStages];
+  uint64_t full[kWarps][kStages], runs_fetched;
   uint32_t is_last;
 };
 
@@ -65,7 +66,7 @@ struct Warp {
   __device__ Warp(const AttendArgs& args, const AttendTile& tile) : packed(args), full(args, tile) {}
 
   /// Writes the sums of a run.
-  __device__ void finish(float (*out)[D], float* out_m, float* out_l) {
+  __device__ void finish(float (*out)[D + 8], float* out_m, float* out_l) {
     const int g = packed.g, t = packed.t;
     sums.close();
 #pragma unroll
@@ -127,6 +128,7 @@ struct Part {
   Ring<D, NT>& ring;
   const AttendArgs& args;
   const AttendTile& tile;
+  const Runs runs;
   const int kv_head, w, end_run;
   // of the run that is being copied and of the one after it: slots of the lane-th packed and full page
   int fill_run;
@@ -134,8 +136,15 @@ struct Part {
   uint32_t packed_left = 0, full_left = 0;  // a bit for each page still to copy
   bool values_next = false;
 
-  __device__ Part(Ring<D, NT>& r, const AttendArgs& a, const AttendTile& ti, int kv_head_, int first, int end)
-      : ring(r), args(a), tile(ti), kv_head(kv_head_), w(r.w), end_run(end), fill_run(first - 1) {
+  __device__ Part(Ring<D, NT>& r, const AttendArgs& a, const AttendSegment& segment)
+      : ring(r),
+        args(a),
+        tile(segment.tile),
+        runs{segment.tile.query_page},
+        kv_head(segment.kv_head),
+        w(r.w),
+        end_run(segment.end_run),
+        fill_run(segment.first_run - 1) {
     find_next();
     open_next();
 #pragma unroll 1
@@ -146,25 +155,22 @@ struct Part {
     return page >= tile.packed_begin && page < tile.packed_end;
   }
   __device__ int full_page(int run, int i) const {
-    return run_begin(run) + 2 * i + w / 4;
-  }
-  __device__ int end_of(int run) const {
-    return min(run_begin(run + 1), tile.query_page + 1);
+    return runs.begin(run) + 2 * i + w / 4;
   }
   __device__ bool has_packed(int run) const {  // the lane-th packed page
-    const int page = run_begin(run) + kWarps * ring.lane + w;
-    return page < end_of(run) && is_packed(page);
+    const int page = runs.begin(run) + kWarps * ring.lane + w;
+    return page < runs.end(run) && is_packed(page);
   }
   __device__ bool has_full(int run) const {
     const int page = full_page(run, ring.lane);
-    return page < end_of(run) && !is_packed(page);
+    return page < runs.end(run) && !is_packed(page);
   }
 
   __device__ void find_next() {
     const int run = fill_run + 1;
     if (run >= end_run) return;
     if (has_packed(run))
-      next_packed_slot = __ldg(tile.packed_pages + run_begin(run) + kWarps * ring.lane + w);
+      next_packed_slot = __ldg(tile.packed_pages + runs.begin(run) + kWarps * ring.lane + w);
     if (has_full(run)) next_full_slot = __ldg(tile.full_pages + full_page(run, ring.lane));
   }
   __device__ void open_next() {
@@ -185,6 +191,7 @@ struct Part {
       ring.fill(args.packed.head(slot, kv_head), S::kBytes);
       packed_left &= packed_left - 1;
     } else {
+      if (args.overlaps) wait_for_inputs();  // the queries' own rows are among what it waits for
       const int32_t slot = __shfl_sync(~0u, full_slot, __ffs(full_left) - 1);
       ring.fill(args.full.head(slot, kv_head) + (values_next ? kPage * D * 2 : 0) + w % 4 * S::kFullTile,
                 S::kFullTile);
@@ -215,17 +222,47 @@ struct Part {
   }
 };
 
-/// B fragments for full pages, written once for a block.
+/// A block's queries on their way to shared memory, once for all warps: blocks of a tile ask for the same few
+/// rows at the same moment. Read past the first cache, since the kernel before may just have written them.
 template <int D, int NT>
-__device__ void prepare_full(const Pairs<D>& pairs, uint2 (*out)[Shape<D>::kTiles][32]) {
+struct QueriesAhead {
+  static constexpr int kEach = (4 * NT * D / 4 + kThreads - 1) / kThreads;
+  float4 values[kEach];
+
+  __device__ __forceinline__ void load(const Pairs<D>& pairs) {
+#pragma unroll
+    for (int i = 0; i < kEach; i++) {
+      const int at = min(threadIdx.x + i * kThreads, NT * D - 1);
+      values[i] = load_now(pairs.q_row(at / (D / 4)) + at % (D / 4) * 4);
+    }
+  }
+  __device__ __forceinline__ void store(float (*rows)[D + 16]) const {
+#pragma unroll
+    for (int i = 0; i < kEach; i++)
+      if (const int at = threadIdx.x + i * kThreads; at < NT * D)
+        *reinterpret_cast<float4*>(&rows[at / (D / 4)][at % (D / 4) * 4]) = values[i];
+  }
+  /// Issued here and not where the values are used.
+  static __device__ __forceinline__ float4 load_now(const float* from) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3},[%4];\n"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+  }
+};
+
+/// B fragments for full pages, by all warps of a block.
+template <int D, int NT>
+__device__ void prepare_full(const float (*rows)[D + 16], int n_pairs, uint2 (*out)[Shape<D>::kTiles][32]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int nt = 0; nt < NT; nt++) {
-    const int pair = 4 * nt + (lane >> 3);
-    const float* row = pairs.q_row(pair);
-    for (int i = threadIdx.x / 32; i < Shape<D>::kTiles; i += kWarps)
-      out[nt][i][lane] = q_fragment(row, i, pair < pairs.n());
-  }
+  for (int nt = 0; nt < NT; nt++)
+    for (int i = threadIdx.x / 32; i < Shape<D>::kTiles; i += kWarps) {
+      const int pair = 4 * nt + (lane >> 3);
+      out[nt][i][lane] = q_fragment(rows[pair], i, pair < n_pairs);
+    }
 }
 
 /// How the warps' results of a run are merged, from warp 0 on, as Softmax::add would: factors of what is
@@ -254,127 +291,44 @@ __device__ Softmax merge_warps(const Shared<D, NT>& shared, int pair, int channe
   return {shared.m[pair], shared.l[pair], o};
 }
 
-/// Partials of a tile's runs in global memory, [runs][m, l, o].
 template <int D, int NT>
-struct Partials {
-  static constexpr int kPairs = 4 * NT, kFloats = kPairs * (D + 2);
-  float* base;
-  __device__ void write(int run, int pair, int channel, const Softmax& s) const {
-    float* to = base + static_cast<size_t>(run) * kFloats;
-    to[pair * D + channel] = s.o;
-    if (channel == 0) {
-      to[kPairs * D + pair] = s.m;
-      to[kPairs * (D + 1) + pair] = s.l;
-    }
-  }
-};
-
-/// True in all threads of the last block of a tile to arrive with its runs; what the others wrote can be read
-/// then.
-__device__ bool arrive_last(uint32_t* counter, int own, int all, uint32_t& shared_flag) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();  // of what the whole block has written: fences are cumulative across the barrier
-    const bool last = atomicAdd(counter, static_cast<uint32_t>(own)) == static_cast<uint32_t>(all - own);
-    if (last) *counter = 0;
-    __threadfence();
-    shared_flag = last;
-  }
-  __syncthreads();
-  return shared_flag;
-}
-
-/// All runs of a tile in order, by a whole block. Maxima and sums come through shared memory, 64 runs at a
-/// time, so that the loads of outputs do not wait for each other.
-template <int D, int NT, class Write>
-__device__ void merge_runs(const Partials<D, NT>& partials, int n_runs, int n_values, float* shared,
-                           const Write& write) {
-  constexpr int kRuns = 64, kPairs = 4 * NT, kAhead = NT == 1 ? 20 : 8;
-  constexpr int kEach = (kPairs * D + kThreads - 1) / kThreads;
-  float* maxima = shared;  // [runs][pairs]
-  float* sums = shared + kRuns * kPairs;
-  Softmax total[kEach];
-#pragma unroll
-  for (int v = 0; v < kEach; v++) total[v] = {kLowest, 0, 0};
-  for (int first = 0; first < n_runs; first += kRuns) {
-    const int n = min(kRuns, n_runs - first);
-    __syncthreads();
-    for (int i = threadIdx.x; i < n * kPairs; i += kThreads) {
-      const float* from = partials.base + static_cast<size_t>(first + i / kPairs) * Partials<D, NT>::kFloats;
-      const int pair = min(i % kPairs, n_values / D - 1);  // absent ones were not written
-      maxima[i] = __ldcg(from + kPairs * D + pair);
-      sums[i] = __ldcg(from + kPairs * (D + 1) + pair);
-    }
-    __syncthreads();
-    for (int run = 0; run < n; run += kAhead) {
-      float o[kAhead][kEach];
-#pragma unroll
-      for (int x = 0; x < kAhead; x++)
-#pragma unroll
-        for (int v = 0; v < kEach; v++) {
-          const float* from =
-              partials.base + static_cast<size_t>(first + min(run + x, n - 1)) * Partials<D, NT>::kFloats;
-          o[x][v] = __ldcg(from + min(static_cast<int>(threadIdx.x) + v * kThreads, n_values - 1));
-        }
-#pragma unroll
-      for (int x = 0; x < kAhead; x++) {
-        if (run + x >= n) break;
-#pragma unroll
-        for (int v = 0; v < kEach; v++) {
-          const int at =
-              (run + x) * kPairs + min((static_cast<int>(threadIdx.x) + v * kThreads) / D, kPairs - 1);
-          const Softmax part{maxima[at], sums[at], o[x][v]};
-          if (first + run + x == 0)
-            total[v] = part;
-          else
-            total[v].add(part);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int v = 0; v < kEach; v++) {
-    const int i = threadIdx.x + v * kThreads;
-    if (i < n_values) write(i / D, i % D, total[v].result());
-  }
-}
-
-static_assert(kBlocks<128> == 2 && kBlocks<192> == 1, "attend_plan.h counts on it");
+using Merger = RunMerger<D, NT, kThreads, Shared<D, NT>::kReusable>;
 
 template <int D, int NT, bool kCapped>
-__global__ void __launch_bounds__(kThreads, kBlocks<D>) attend_kernel(const AttendArgs args) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  auto& shared = *reinterpret_cast<Shared<D, NT>*>(raw);
-  auto* totals = reinterpret_cast<Softmax*>(raw + sizeof(Shared<D, NT>));  // [pairs · D], where it is needed
-  const AttendTile tile = args.tiles[blockIdx.x];
-  const int kv_head = blockIdx.y, w = threadIdx.x / 32;
-  const int n_runs = run_of(tile.query_page) + 1;
-  const PartOfRuns own(args, tile, blockIdx.z);
-  if (own.at < 0) return;
-  const int first_run = own.first_run(), end_run = own.end_run();
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if (threadIdx.x % 32 < Shared<D, NT>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32], 1);
-  barrier_fence();
-  __syncwarp();
-#endif
-  const Pairs<D> pairs{args, tile, kv_head};
-  Warp<D, NT, kCapped> warp(args, tile);
-  Ring<D, NT> ring{shared, w, static_cast<int>(threadIdx.x) % 32};
-  Part<D, NT, kCapped> part(ring, args, tile, kv_head, first_run, end_run);
-  warp.packed.prepare(pairs);
-  prepare_full<D, NT>(pairs, shared.q_bf16);
+__device__ __forceinline__ void attend_segment(const AttendArgs& args, const AttendSegment& segment,
+                                               Shared<D, NT>& shared, Softmax* totals, Ring<D, NT>& ring,
+                                               uint32_t& n_fetched) {
+  const AttendTile& tile = segment.tile;
+  const int n_runs = Runs{tile.query_page}.count(), n_own = segment.end_run - segment.first_run;
+  const Pairs<D> pairs{args, tile, segment.kv_head};
+  QueriesAhead<D, NT> ahead;
+  if (!args.overlaps) ahead.load(pairs);  // before the pages, or they would wait behind these
+  Part<D, NT, kCapped> part(ring, args, segment);
+  if (args.overlaps) {
+    wait_for_inputs();
+    ahead.load(pairs);
+  }
+  ahead.store(shared.q);
   __syncthreads();
-  const bool whole = own.n_parts == 1;  // else others have runs of this tile, too
-  const size_t owner = static_cast<size_t>(blockIdx.x) * args.n_kv_heads + kv_head;
-  const Partials<D, NT> partials{args.partials + owner * args.max_runs * Partials<D, NT>::kFloats};
+  Warp<D, NT, kCapped> warp(args, tile);
+  warp.packed.prepare(shared.q, pairs.n());
+  prepare_full<D, NT>(shared.q, pairs.n(), shared.q_bf16);
+  __syncthreads();
+  const bool whole = n_own == n_runs;  // else others have runs of this tile, too
+  const auto partials = [&] {
+    return Partials<D, NT>{args.partials +
+                           static_cast<size_t>(segment.owner) * args.max_runs * Partials<D, NT>::kFloats};
+  };
   const int n_values = pairs.n() * D;
 
 #pragma unroll 1
-  for (int run = first_run; run < end_run; run++) {
+  for (int run = segment.first_run; run < segment.end_run; run++) {
     warp.sums.start();
     part.go_through(run, warp, shared.q_bf16);
-    __syncthreads();  // the results of the run before have been read
-    warp.finish(shared.warps.o[w], shared.warps.m[w], shared.warps.l[w]);
+    // what is left needs little of a multiprocessor
+    if (segment.next < 0 && run + 1 == segment.end_run) let_next_begin();
+    if (run > segment.first_run) __syncthreads();  // the results of the run before have been read
+    warp.finish(shared.warps.o[ring.w], shared.warps.m[ring.w], shared.warps.l[ring.w]);
     __syncthreads();
     if (threadIdx.x < 4 * NT) prepare_merge(shared, threadIdx.x);
     __syncthreads();
@@ -382,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<D>) attend_kernel(const Atte
       const int pair = i / D, channel = i % D;
       Softmax s = merge_warps(shared, pair, channel);
       if (!whole) {
-        partials.write(run, pair, channel, s);
+        partials().write(run, pair, channel, s.m, s.l, s.o);
         continue;
       }
       if (run > 0) {  // a thread meets the same values in every run
@@ -396,20 +350,50 @@ __global__ void __launch_bounds__(kThreads, kBlocks<D>) attend_kernel(const Atte
         args.out[pairs.row_of(pair) * D + channel] = s.result();
     }
   }
-  if (whole) return;
-  if (!arrive_last(args.arrivals + owner, end_run - first_run, n_runs, shared.is_last)) return;
-  merge_runs<D, NT>(partials, n_runs, n_values, reinterpret_cast<float*>(raw),
-                    [&](int pair, int channel, float x) { args.out[pairs.row_of(pair) * D + channel] = x; });
+  if (!whole && arrive_last(args.arrivals + segment.owner, n_own, n_runs, shared.is_last))
+    Merger<D, NT>(&shared, &shared.runs_fetched, n_fetched)
+        .merge(partials(), n_runs, n_values,
+               [&](int pair, int channel, float x) { args.out[pairs.row_of(pair) * D + channel] = x; });
+  if (segment.next >= 0) __syncthreads();  // all of this has been read
+}
+
+template <int D, int NT>
+inline constexpr int kSharedBytes = sizeof(Shared<D, NT>) + sizeof(Softmax) * 4 * NT* D;
+
+template <int D, int NT, bool kCapped>
+__global__ void __launch_bounds__(kThreads, attend_blocks(D, 4 * NT)) attend_kernel(const AttendArgs args) {
+  extern __shared__ __align__(128) unsigned char raw[];
+  auto& shared = *reinterpret_cast<Shared<D, NT>*>(raw);
+  auto* totals = reinterpret_cast<Softmax*>(raw + sizeof(Shared<D, NT>));  // [pairs · D], where it is needed
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const int w = threadIdx.x / 32;
+  if (threadIdx.x % 32 < Shared<D, NT>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32], 1);
+  if (threadIdx.x == 0) barrier_init(&shared.runs_fetched, 1);
+  barrier_fence();
+  __syncwarp();
+#endif
+  Ring<D, NT> ring{shared, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32};
+  uint32_t n_fetched = 0;
+  int at = blockIdx.x;
+#pragma unroll 1
+  do {
+    const AttendSegment& segment = args.segments[at];  // read again where it is needed: registers are scarce
+    if (segment.end_run == 0) return wait_for_inputs();
+    at = segment.next;
+    attend_segment<D, NT, kCapped>(args, segment, shared, totals, ring, n_fetched);
+  } while (at >= 0);
 }
 
 template <int D, int NT, bool kCapped>
 void launch(const AttendArgs& args, cudaStream_t stream) {
-  constexpr size_t kShared = sizeof(Shared<D, NT>), kTotals = sizeof(Softmax) * 4 * NT * D;
-  cudaFuncSetAttribute(attend_kernel<D, NT, kCapped>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(kShared + kTotals));
-  const int n_parts = (args.max_pages + args.pages_each - 1) / args.pages_each;
-  attend_kernel<D, NT, kCapped>
-      <<<dim3(args.n_tiles, args.n_kv_heads, n_parts), kThreads, kShared + kTotals, stream>>>(args);
+  constexpr int kBytes = kSharedBytes<D, NT>;
+  static_assert(attend_blocks(D, 4 * NT) * (kBytes + 1024) <= 228 * 1024);  // of Hopper; others hold fewer
+  const auto kernel = attend_kernel<D, NT, kCapped>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (args.overlaps)
+    launch_overlapped(kernel, args.n_blocks, kThreads, kBytes, stream, args);
+  else
+    kernel<<<args.n_blocks, kThreads, kBytes, stream>>>(args);
 }
 
 }  // namespace

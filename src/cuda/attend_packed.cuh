@@ -28,17 +28,25 @@ struct PackedPages {
   __device__ explicit PackedPages(const AttendArgs& a)
       : args(a), lane(threadIdx.x % 32), g(lane >> 2), t(lane & 3) {}
 
+  /// Of queries in memory, or in a block's shared memory.
   __device__ void prepare(const Pairs<D>& pairs) {
+    prepare_rows([&](int pair) { return pairs.q_row(pair); }, pairs.n());
+  }
+  __device__ void prepare(const float (*rows)[D + 16], int n_pairs) {
+    prepare_rows([&](int pair) { return rows[pair]; }, n_pairs);
+  }
+  template <class Row>
+  __device__ __forceinline__ void prepare_rows(const Row& row_of, int n_pairs) {
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
       const int pair = 4 * nt + (g >> 1);
-      const float* row = pairs.q_row(pair);
-      const bool here = pair < pairs.n();
+      const float* row = row_of(pair);
+      const bool here = pair < n_pairs;
       float4 x[kQWords];
       float largest = 0, sum = 0;
 #pragma unroll
       for (int i = 0; i < kQWords; i++) {  // channels 16i + 4t..+3
-        x[i] = __ldg(reinterpret_cast<const float4*>(row + 16 * i + 4 * t));
+        x[i] = *reinterpret_cast<const float4*>(row + 16 * i + 4 * t);
         largest =
             fmaxf(largest, fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w))));
         sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);

@@ -2,6 +2,7 @@
 #include "cuda/attend_plan.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "ops/plan.h"
 
@@ -12,28 +13,104 @@ namespace {
 /// decoding.
 constexpr int kStepPages = 128;
 
-/// Pages of a block, as many as leave no tenth of the GPU idle: all blocks take about the same time, so they
-/// should fill whole waves (measured on an H200, 32 sequences of 32,768 tokens: one wave of 256 blocks 0.163
-/// ms, eight waves of an eighth of the pages 0.184 ms).
-int choose_pages(const AttendPlan& plan, const KvShape& shape, int n_slots) {
-  constexpr double kFull = 0.9;
-  if (plan.tiles.empty()) return plan.max_pages;
-  const int whole = run_begin(plan.max_runs());
-  double best = 0;
-  int chosen = whole;
-  for (int pages = whole; pages > 0; pages -= kMinRunPages) {
-    if (pages % kMaxRunPages != 0 && whole > 128) continue;
-    int64_t n = 0;
-    for (const AttendTile& t : plan.tiles) n += t.query_page / pages + 1;
-    n *= shape.n_kv_heads;
-    const double used = static_cast<double>(n) / static_cast<double>((n + n_slots - 1) / n_slots * n_slots);
-    if (used <= best) continue;
-    best = used;
-    chosen = pages;
-    if (used >= kFull) break;
+/// What a block's time is made of, in packed pages: measured on an H200, head_dim 128 (some 300 cycles each).
+constexpr int kFullPageCost = 4, kRunCost = 8, kSegmentCost = 20;
+
+/// Deals the runs of all tiles and KV heads, in this order, to blocks: each block has consecutive ones, and
+/// the largest share is as small as can be. Where there are tiles enough, they stay whole.
+class Dealer {
+ public:
+  Dealer(AttendPlan& plan, int n_kv_heads, int n_slots, bool may_cut)
+      : plan_(plan),
+        n_kv_heads_(n_kv_heads),
+        n_slots_(n_slots),
+        cuts_(may_cut && static_cast<int64_t>(plan.n_tiles) * n_kv_heads < int64_t{8} * n_slots) {
+    for (int i = 0; i < plan.n_tiles; i++) {
+      first_.push_back(costs_.size());
+      add_costs(plan.tiles[i]);
+    }
+    first_.push_back(costs_.size());
   }
-  return chosen;
-}
+
+  void deal() {
+    int64_t total = 0;
+    for (int i = 0; i < plan_.n_tiles; i++) {
+      total += kSegmentCost;
+      for (size_t at = first_[i]; at < first_[i + 1]; at++) total += costs_[at];
+    }
+    total *= n_kv_heads_;
+    if (total == 0) return;
+    int64_t low = (total + n_slots_ - 1) / n_slots_, high = total;  // `high` suffices
+    for (int64_t step = kMaxRunPages; high == total && low + step < total; step *= 2)
+      if (blocks(low + step) <= n_slots_) high = low + step;
+    while (high - low > std::max<int64_t>(1, low / 128)) {
+      const int64_t limit = (low + high) / 2;
+      (blocks(limit) <= n_slots_ ? high : low) = limit;
+    }
+    // few sizes of grids: a step's launches are recorded
+    const int each = std::max(1, n_slots_ / 8), used = blocks(high);
+    plan_.n_blocks = std::min(n_slots_, (used + each - 1) / each * each);
+    const size_t n_items = static_cast<size_t>(plan_.n_tiles) * n_kv_heads_;
+    plan_.segments.assign(plan_.n_blocks + n_items, AttendSegment{});
+    write(high);
+  }
+
+ private:
+  void add_costs(const AttendTile& tile) {
+    const Runs runs{tile.query_page};
+    int sum = 0;
+    for (int run = 0; run < runs.count(); run++) {
+      const int begin = runs.begin(run), end = runs.end(run);
+      const int packed = std::max(0, std::min(end, tile.packed_end) - std::max(begin, tile.packed_begin));
+      const int cost = kRunCost + packed + kFullPageCost * (end - begin - packed);
+      if (cuts_)
+        costs_.push_back(cost);
+      else
+        sum += cost;
+    }
+    if (!cuts_) costs_.push_back(sum);
+  }
+  /// deal(tile, kv_head, cost index, whether a block begins, whether a segment begins) in order.
+  template <class Deal>
+  void for_each(int64_t limit, const Deal& deal) const {
+    int64_t room = 0;
+    for (int tile = 0; tile < plan_.n_tiles; tile++)
+      for (int head = 0; head < n_kv_heads_; head++)
+        for (size_t at = first_[tile]; at < first_[tile + 1]; at++) {
+          const bool begins = at == first_[tile], new_block = room < costs_[at] + (begins ? kSegmentCost : 0);
+          if (new_block) room = limit;
+          room -= costs_[at] + (begins || new_block ? kSegmentCost : 0);
+          deal(tile, head, static_cast<int>(at - first_[tile]), new_block, begins || new_block);
+        }
+  }
+  int blocks(int64_t limit) const {
+    int n = 0;
+    for_each(limit, [&](int, int, int, bool new_block, bool) { n += new_block; });
+    return n;
+  }
+  void write(int64_t limit) {
+    int block = -1, at = -1, others = plan_.n_blocks;
+    for_each(limit, [&](int tile, int head, int run, bool new_block, bool new_segment) {
+      if (new_segment) {
+        const int before = at;
+        at = new_block ? ++block : others++;
+        if (!new_block) plan_.segments[before].next = at;
+        const int n_runs = Runs{plan_.tiles[tile].query_page}.count();
+        plan_.segments[at] = {plan_.tiles[tile], tile * n_kv_heads_ + head, head, run, n_runs, -1};
+        if (run > 0) {
+          plan_.segments[before].end_run = run;
+          plan_.merges = true;
+        }
+      }
+    });
+  }
+
+  AttendPlan& plan_;
+  const int n_kv_heads_, n_slots_;
+  const bool cuts_;
+  std::vector<int64_t> costs_;  // of runs, or of whole tiles
+  std::vector<size_t> first_;   // of each tile
+};
 
 /// A page's queries, for one KV head and all its query heads, in tiles of `pairs` at most; `to` is appended
 /// to.
@@ -96,17 +173,43 @@ AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& s
   for (const kv2::AttendTile& page : pages) {
     if (!prefill.empty() && has_many(page, shape)) continue;
     cut_page(page, sequences[page.sequence], shape, rule, limits.pairs, plan.tiles);
-    plan.max_pages = std::max(plan.max_pages, page.query_page() / kStepPages * kStepPages + kStepPages);
+    const int max_pages = page.query_page() / kStepPages * kStepPages + kStepPages;
+    plan.max_runs = std::max(plan.max_runs, Runs{max_pages - 1}.count());
   }
   plan.n_tiles = static_cast<int>(plan.tiles.size());
-  plan.pages_each = choose_pages(plan, shape, attend_blocks(shape.head_dim) * limits.n_multiprocessors);
-  if (partial_bytes(plan, shape, limits.pairs) > kMaxPartialBytes) plan.pages_each = plan.max_pages;
+  const int blocks_each =
+      limits.blocks_each > 0 ? limits.blocks_each : attend_blocks(shape.head_dim, limits.pairs);
+  Dealer(plan, shape.n_kv_heads, blocks_each * limits.n_multiprocessors,
+         partial_bytes(plan, shape, limits.pairs) <= kMaxPartialBytes)
+      .deal();
   plan.n_prefill_blocks = static_cast<int>(prefill.size()) / kPrefillTiles;
   const bool reads_packed = std::any_of(prefill.begin(), prefill.end(),
                                         [](const AttendTile& t) { return t.packed_end > t.packed_begin; });
   plan.prefill_kernel = reads_packed ? limits.prefill : PrefillKernel::Full;
   plan.tiles.insert(plan.tiles.end(), prefill.begin(), prefill.end());
   return plan;
+}
+
+const AttendPlan& AttendPlanner::plan(std::span<const SequenceView> sequences, const KvShape& shape,
+                                      const Visibility& rule, const AttendLimits& limits) {
+  const auto of = [](const SequenceView& s) {
+    return std::tie(s.first_row, s.n_rows, s.first_pos, s.full_until, s.full_pages, s.packed_pages);
+  };
+  const bool known =
+      std::tie(shape.n_heads, shape.n_kv_heads, shape.head_dim) ==
+          std::tie(shape_.n_heads, shape_.n_kv_heads, shape_.head_dim) &&
+      std::tie(rule.sink_pages, rule.recent_pages, rule.quantized) ==
+          std::tie(rule_.sink_pages, rule_.recent_pages, rule_.quantized) &&
+      std::tie(limits.pairs, limits.n_multiprocessors, limits.prefill, limits.blocks_each) ==
+          std::tie(limits_.pairs, limits_.n_multiprocessors, limits_.prefill, limits_.blocks_each) &&
+      std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(),
+                 [&](const SequenceView& a, const SequenceView& b) { return of(a) == of(b); });
+  if (!known) {
+    plan_ = plan_attend(sequences, shape, rule, limits);
+    sequences_.assign(sequences.begin(), sequences.end());
+    shape_ = shape, rule_ = rule, limits_ = limits;
+  }
+  return plan_;
 }
 
 }  // namespace kv2::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts the queries of a call into the tiles of kernels.h and says whether runs of pages go to blocks of their
-// own. Host only; neither changes a bit of the result.
+// Cuts the queries of a call into the tiles of kernels.h and deals their runs of pages to blocks. Host only;
+// neither changes a bit of the result.
 #pragma once
 
 #include <span>
@@ -13,23 +13,18 @@ namespace kv2::cuda {
 
 struct AttendPlan {
   std::vector<AttendTile> tiles;  // first those of attend_kernel, then prefill_kernel's
+  int n_tiles = 0;                // of attend_kernel
   int n_prefill_blocks = 0;
   PrefillKernel prefill_kernel = PrefillKernel::None;
-  int max_pages = 1;   // that a tile of attend_kernel reads at most
-  int pages_each = 1;  // of a block
-
-  int n_tiles = 0;  // of attend_kernel
-  int max_runs() const { return run_of(max_pages - 1) + 1; }
-  bool merges() const { return pages_each < max_pages; }
+  // attend_kernel's work: every run of its tiles for every KV head. n_blocks that begin a block, then others.
+  std::vector<AttendSegment> segments;
+  int n_blocks = 0;
+  int max_runs = 1;     // that a tile of attend_kernel has at most
+  bool merges = false;  // some tile is cut
 };
 
 /// Memory that a plan's partial results may take.
 inline constexpr size_t kMaxPartialBytes = size_t{128} << 20;
-
-/// Blocks of attend_kernel that a multiprocessor holds.
-constexpr int attend_blocks(int head_dim) {
-  return head_dim <= 128 ? 2 : 1;
-}
 
 /// Query and head pairs of a tile: 4 or 8.
 inline int attend_pairs(const KvShape& shape, bool one_query_each, float soft_cap) {
@@ -40,15 +35,29 @@ struct AttendLimits {
   int pairs;  // query and head pairs of a tile of attend_kernel at most
   int n_multiprocessors;
   PrefillKernel prefill;  // the one to be used where packed pages are read
+  int blocks_each = 0;    // that a multiprocessor holds; 0: of attend_kernel
 };
 /// A tile crosses neither a page nor the sequence's full_until.
 AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& shape, const Visibility& rule,
                        const AttendLimits& limits);
 
+/// The plan of the call before where nothing has changed: all layers of a step have the same.
+class AttendPlanner {
+ public:
+  const AttendPlan& plan(std::span<const SequenceView> sequences, const KvShape& shape,
+                         const Visibility& rule, const AttendLimits& limits);
+
+ private:
+  AttendPlan plan_;
+  std::vector<SequenceView> sequences_;
+  KvShape shape_;
+  Visibility rule_;
+  AttendLimits limits_{};
+};
+
 inline size_t partial_bytes(const AttendPlan& plan, const KvShape& shape, int pairs) {
-  if (!plan.merges()) return 0;
-  return static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads * plan.max_runs() * pairs *
-         (shape.head_dim + 2) * sizeof(float);
+  return static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads * plan.max_runs * pairs * (shape.head_dim + 2) *
+         sizeof(float);
 }
 
 /// Head dims that this build has attention kernels for, and whether one of them serves this shape; everything

@@ -63,12 +63,86 @@ void check_tiles(const Batch& batch, const KvShape& shape, const Visibility& rul
   for (const auto& [key, n] : seen) EXPECT_EQ(n, 1) << "row " << key.first << " head " << key.second;
 }
 
+/// Every run of every tile and KV head is in one segment of one block, in order; the cost of the largest
+/// block, in pages.
+int64_t check_segments(const KvShape& shape, const AttendPlan& plan) {
+  std::map<std::pair<int, int>, int> seen;  // (owner, run)
+  std::vector<bool> used(plan.segments.size());
+  int64_t largest = 0;
+  bool cut = false;
+  EXPECT_LE(plan.n_blocks + static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads, plan.segments.size() + 1);
+  for (int block = 0; block < plan.n_blocks; block++) {
+    int64_t pages = 0;
+    for (int at = block; at >= 0;) {
+      const AttendSegment& s = plan.segments[at];
+      if (s.end_run == 0) break;
+      EXPECT_FALSE(used[at]) << "segment " << at;
+      used[at] = true;
+      EXPECT_EQ(s.owner % shape.n_kv_heads, s.kv_head);
+      const AttendTile& tile = plan.tiles[s.owner / shape.n_kv_heads];
+      EXPECT_EQ(s.tile.first_row, tile.first_row);
+      EXPECT_EQ(s.tile.query_page, tile.query_page);
+      const Runs runs{tile.query_page};
+      EXPECT_LE(runs.count(), plan.max_runs);
+      EXPECT_LE(s.end_run, runs.count());
+      cut = cut || s.end_run - s.first_run < runs.count();
+      for (int run = s.first_run; run < s.end_run; run++) {
+        seen[{s.owner, run}]++;
+        pages += runs.end(run) - runs.begin(run);
+      }
+      at = s.next;
+    }
+    largest = std::max(largest, pages);
+  }
+  EXPECT_EQ(cut, plan.merges);
+  size_t n_runs = 0;
+  for (int i = 0; i < plan.n_tiles; i++)
+    n_runs += static_cast<size_t>(Runs{plan.tiles[i].query_page}.count()) * shape.n_kv_heads;
+  EXPECT_EQ(seen.size(), n_runs);
+  for (const auto& [key, n] : seen) EXPECT_EQ(n, 1) << "owner " << key.first << " run " << key.second;
+  return largest;
+}
+
 AttendPlan plan(const Batch& batch, const KvShape& shape, const Visibility& rule, PrefillKernel kernel,
                 int n_multiprocessors) {
   const AttendLimits limits{attend_pairs(shape, false, 0), n_multiprocessors, kernel};
   AttendPlan made = plan_attend(batch.sequences, shape, rule, limits);
   check_tiles(batch, shape, rule, limits, made);
+  check_segments(shape, made);
   return made;
+}
+
+TEST(CudaAttendPlan, RunsCoverThePagesUpToTheQueries) {
+  for (int query_page = 0; query_page < 2200; query_page++) {
+    const Runs runs{query_page};
+    int next = 0;
+    for (int run = 0; run < runs.count(); run++) {
+      ASSERT_EQ(runs.begin(run), next) << "run " << run << " of page " << query_page;
+      next = runs.end(run);
+      ASSERT_GT(next, runs.begin(run));
+      ASSERT_LE(next - runs.begin(run), next <= kShortRuns ? kMinRunPages : kMaxRunPages);
+      for (int page = runs.begin(run); page < next; page++) ASSERT_EQ(runs.of(page), run);
+    }
+    ASSERT_EQ(next, query_page + 1);
+    ASSERT_LE(next - runs.begin(runs.count() - 1), kMinRunPages) << "the last run is short";
+  }
+}
+
+TEST(CudaAttendPlan, BlocksHaveAboutTheSameNumberOfPages) {
+  const KvShape shape{1, 32, 8, 128};
+  for (const auto& [n_sequences, tokens] : {std::pair{1, 131072}, {8, 32768}, {53, 32768}, {28, 100032}}) {
+    Batch batch;
+    for (int i = 0; i < n_sequences; i++) batch.add(tokens - 1, 1);
+    const AttendLimits limits{4, kMultiprocessors, PrefillKernel::Hopper};
+    const AttendPlan made = plan_attend(batch.sequences, shape, {}, limits);
+    const int64_t largest = check_segments(shape, made);
+    const double mean = 8.0 * n_sequences * tokens / 64 / (2 * kMultiprocessors);
+    EXPECT_LE(largest, 1.1 * mean + kMaxRunPages) << n_sequences << " of " << tokens;
+    EXPECT_LE(made.n_blocks, 2 * kMultiprocessors);
+  }
+  Batch many;  // more tiles than can be cut with profit
+  for (int i = 0; i < 700; i++) many.add(1000, 1);
+  EXPECT_FALSE(plan(many, shape, {}, PrefillKernel::None, kMultiprocessors).merges);
 }
 
 TEST(CudaAttendPlan, EveryQueryAndHeadIsInOneTileWithItsPages) {
@@ -99,7 +173,7 @@ TEST(CudaAttendPlan, PagesOfManyQueriesGoToTheKernelForPromptsWhereTheyFillTheGp
   EXPECT_EQ(many.n_prefill_blocks, 65);  // 31 whole pages of two blocks, and 16 and 48 queries at the ends
   // the single query stays, and so do no others
   EXPECT_EQ(many.n_tiles, 1);
-  EXPECT_EQ(many.max_pages, 128);
+  EXPECT_EQ(many.max_runs, 4);
   for (int i = many.n_tiles + kPrefillTiles; i < static_cast<int>(many.tiles.size()); i++)
     EXPECT_GE(many.tiles[i - kPrefillTiles].query_page, many.tiles[i].query_page) << "longest first";
 

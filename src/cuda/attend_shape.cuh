@@ -43,22 +43,6 @@ __device__ constexpr float quarter(int times) {
   return times == 0 ? 1.0f : times == 1 ? 0.25f : times == 2 ? 0.0625f : 0.015625f;
 }
 
-/// Which of a tile's runs of pages a block goes through: one of equal parts. The last part has the full pages
-/// and takes longest, so it is the first block's. at < 0: there are fewer parts than blocks.
-struct PartOfRuns {
-  int n_pages, n_parts, at, pages_each;
-
-  __device__ __forceinline__ PartOfRuns(const AttendArgs& args, const AttendTile& tile, int block)
-      : n_pages(tile.query_page + 1),
-        n_parts((n_pages + args.pages_each - 1) / args.pages_each),
-        at(n_parts - 1 - block),
-        pages_each(args.pages_each) {}
-  __device__ __forceinline__ int first_run() const { return run_of(at * pages_each); }
-  __device__ __forceinline__ int end_run() const {
-    return run_of(min((at + 1) * pages_each, n_pages) - 1) + 1;
-  }
-};
-
 /// The (query, head) pairs of a warp: those of a tile, which are 4·NT at most.
 template <int D>
 struct Pairs {

@@ -107,13 +107,13 @@ class CudaBackend final : public Backend,
 
   void* allocate(size_t bytes) override { return allocate_device(bytes); }
   void release(void* memory) noexcept override {
-    rounded_ = {};
+    begin_op();
     cudaStreamSynchronize(stream_);
     cudaFree(memory);
   }
   /// Pageable host memory is read before the call returns, so the caller may reuse it.
   void upload(void* device, const void* host, size_t bytes) override {
-    rounded_ = {};
+    begin_op();
     if (bytes) check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "upload");
   }
   void download(void* host, const void* device, size_t bytes) override {
@@ -121,13 +121,13 @@ class CudaBackend final : public Backend,
     sync();
   }
   void copy(void* to, const void* from, size_t bytes) override {
-    rounded_ = {};
+    begin_op();
     if (bytes == 0 || recorder_.sign(kCopy, to, from, bytes)) return;
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "copy");
   }
   void copy_rows(void* to, size_t to_stride, const void* from, size_t from_stride, size_t row_bytes,
                  int n_rows) override {
-    rounded_ = {};
+    begin_op();
     if (row_bytes == 0 || n_rows == 0) return;
     if (recorder_.sign(kCopyRows, to, to_stride, from, from_stride, row_bytes, n_rows)) return;
     check(cudaMemcpy2DAsync(to, to_stride, from, from_stride, row_bytes, static_cast<size_t>(n_rows),
@@ -163,7 +163,7 @@ class CudaBackend final : public Backend,
   }
 
   void embed(const Linear& table, const EmbedParams& p) override {
-    rounded_ = {};
+    begin_op();
     const DenseLinear& t = dense(table);
     for (int r = 0; r < p.n_rows; r++)
       KV2_CHECK(p.tokens[r] >= 0 && p.tokens[r] < t.n_out(), "token {} of a vocabulary of {}", p.tokens[r],
@@ -182,7 +182,7 @@ class CudaBackend final : public Backend,
   }
   void linear(const Linear& weights, const LinearParams& p) override {
     const DenseLinear& w = dense(weights);
-    const Rounded known = std::exchange(rounded_, {});
+    const Rounded known = begin_op().rounded;
     const bool ready = known.in.memory && known.values == p.in && known.n_rows == p.n_rows &&
                        known.width == w.n_in() && w.bf16();
     if (recorder_.sign(kLinear, w.weights(), p.in, p.out, p.n_rows, p.accumulate, ready, linears_.inputs()))
@@ -190,7 +190,7 @@ class CudaBackend final : public Backend,
     linears_.multiply(w, p, ready ? &known.in : nullptr);
   }
   void rope(const RopeParams& p) override {
-    rounded_ = {};
+    begin_op();
     const auto* positions = put(Staging::Key::Positions, std::span(p.positions, p.n_rows));
     const auto* frequencies = put(Staging::Key::Frequencies, std::span(p.inv_frequency, p.head_dim / 2));
     if (recorder_.sign(kRope, p.x, p.n_rows, p.n_heads, p.head_dim, p.pairing)) return;
@@ -222,15 +222,16 @@ class CudaBackend final : public Backend,
   bool heads(const HeadsParams& p) override {
     const KvShape& shape = p.kv.layout.shape;
     if (!heads_fit(p.n_rows, shape.head_dim)) return false;
-    rounded_ = {};
+    begin_op();
     const std::vector<AppendRow> rows = append_rows(p.sequences);
     KV2_CHECK(static_cast<int>(rows.size()) == p.n_rows, "{} rows of sequences in {}", rows.size(), p.n_rows);
     const auto* device = put(Staging::Key::Append, std::span<const AppendRow>(rows));
     const auto* frequencies = put(Staging::Key::Frequencies, std::span(p.inv_frequency, shape.head_dim / 2));
     if (recorder_.sign(kHeads, p.qkv, p.q_out, p.q.norm, p.k.norm, p.q.matrix, p.k.matrix, p.v.matrix,
                        p.kv.full, p.layer, p.n_rows, p.epsilon, p.pairing))
-      return true;
+      return before_.heads = true;
     const auto side = [](const HeadsParams::Side& s) { return HeadRows::Side{s.norm, s.matrix, s.mean}; };
+    before_.heads = true;
     launch_heads({.qkv = p.qkv,
                   .q_out = p.q_out,
                   .rows = device,
@@ -246,7 +247,8 @@ class CudaBackend final : public Backend,
                   .head_dim = shape.head_dim,
                   .epsilon = p.epsilon,
                   .adjacent = p.pairing == RopePairing::Adjacent,
-                  .rows_each = 0},
+                  .rows_each = 0,
+                  .q_rows_each = 0},
                  stream_);
     check_launch("heads");
     return true;
@@ -265,7 +267,7 @@ class CudaBackend final : public Backend,
   void append(const AppendParams& p) override {
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
-    rounded_ = {};
+    begin_op();
     const std::vector<AppendRow> rows = append_rows(p.sequences);
     if (rows.empty()) return;
     const auto* device = put(Staging::Key::Append, std::span<const AppendRow>(rows));
@@ -276,7 +278,7 @@ class CudaBackend final : public Backend,
   }
 
   void demote(const DemoteParams& p) override {
-    rounded_ = {};
+    begin_op();
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
     KV2_CHECK(p.kv.layout.packs(), "demote needs a codec");
@@ -321,7 +323,8 @@ class CudaBackend final : public Backend,
   }
 
   void attend(const AttendParams& p) override {
-    rounded_ = {};
+    // Then nothing but q and the last rows of K and V is younger than the kernel before it.
+    const bool overlaps = begin_op().heads;
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
     const bool reads_packed = p.kv.rule.quantized && p.kv.layout.packs();
@@ -334,13 +337,16 @@ class CudaBackend final : public Backend,
     const int pairs = in_sides ? kFormatPairs : attend_pairs(shape, one_each, p.soft_cap);
     const PrefillKernel prefill =
         in_sides ? PrefillKernel::None : prefill_kernel_for(shape.head_dim, group, p.soft_cap);
-    const AttendPlan plan =
-        plan_attend(p.sequences, shape, p.kv.rule, {pairs, info_.n_multiprocessors, prefill});
+    const AttendPlan& plan =
+        planner_.plan(p.sequences, shape, p.kv.rule,
+                      {pairs, info_.n_multiprocessors, prefill, in_sides ? kFormatBlocks : 0});
     if (plan.tiles.empty()) return;
     const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
+    const auto* segments = put(Staging::Key::Segments, std::span<const AttendSegment>(plan.segments));
     if (recorder_.sign(kAttend, p.q, p.out, p.kv.full, p.kv.packed, p.layer, plan.tiles.size(), pairs,
-                       plan.n_prefill_blocks, static_cast<int>(plan.prefill_kernel), plan.pages_each,
-                       plan.max_pages, p.softmax_scale, p.soft_cap, partials_.data(), arrivals_.data()))
+                       plan.n_prefill_blocks, static_cast<int>(plan.prefill_kernel), plan.n_blocks,
+                       plan.max_runs, plan.merges, overlaps, p.softmax_scale, p.soft_cap, partials_.data(),
+                       arrivals_.data()))
       return;
     AttendArgs args{.q = p.q,
                     .out = p.out,
@@ -355,17 +361,18 @@ class CudaBackend final : public Backend,
                                        : packed_pool(p.kv, p.layer),
                     .softmax_scale = p.softmax_scale,
                     .soft_cap = p.soft_cap,
-                    .pages_each = plan.pages_each,
-                    .max_pages = plan.max_pages,
-                    .max_runs = plan.max_runs(),
+                    .segments = segments,
+                    .n_blocks = plan.n_blocks,
+                    .max_runs = plan.max_runs,
+                    .overlaps = overlaps,
                     .partials = nullptr,
                     .arrivals = nullptr,
                     .prefill_tiles = tiles + plan.n_tiles,
                     .n_prefill_blocks = plan.n_prefill_blocks,
                     .prefill_kernel = plan.prefill_kernel};
-    if ((fast || in_sides) && plan.merges())
+    if ((fast || in_sides) && plan.merges)
       args.partials = static_cast<float*>(partials_.reserve(partial_bytes(plan, shape, pairs)));
-    if (fast && plan.merges()) args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads);
+    if (fast && plan.merges) args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads);
     if (in_sides) {
       const Sides sides = sides_of(p.kv, p.layer);
       launch_attend_formats(args, sides.k, sides.v, stream_);
@@ -412,9 +419,9 @@ class CudaBackend final : public Backend,
   /// For ops whose output may be a linear's input: where it is to be left rounded as well, and the note of
   /// it.
   LinearInputs leave_rounded(const float* values, int n_rows, int width) {
-    rounded_ = {};
-    if (width > 0) rounded_ = {linears_.inputs_for(n_rows, width), values, n_rows, width};
-    return rounded_.in;
+    begin_op();
+    if (width > 0) before_.rounded = {linears_.inputs_for(n_rows, width), values, n_rows, width};
+    return before_.rounded.in;
   }
   uint32_t* arrivals(size_t n) {
     const size_t before = arrivals_.bytes();
@@ -424,19 +431,27 @@ class CudaBackend final : public Backend,
     return counters;
   }
 
-  /// What the op before left rounded for a linear: gone with any other op.
   struct Rounded {
     LinearInputs in;
     const float* values = nullptr;
     int n_rows = 0, width = 0;
   };
+  /// What an op may want to know of the one before it: what that left rounded for a linear, and whether it
+  /// was heads().
+  struct Before {
+    Rounded rounded;
+    bool heads = false;
+  };
+  /// At the begin of every op.
+  Before begin_op() noexcept { return std::exchange(before_, {}); }
 
   DeviceInfo info_;
   Stream stream_;
   Linears linears_;
   Staging staging_;
   Recorder recorder_;
-  Rounded rounded_;
+  Before before_;
+  AttendPlanner planner_;
   Buffer partials_, arrivals_, best_;
 };
 

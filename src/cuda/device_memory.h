@@ -38,7 +38,7 @@ class Buffer {
 /// same key and has not changed is not sent again: all layers of a step ask for the same positions and plans.
 class Staging {
  public:
-  enum class Key { Tokens, Positions, Frequencies, Append, Demote, Attend, kCount };
+  enum class Key { Tokens, Positions, Frequencies, Append, Demote, Attend, Segments, kCount };
 
   explicit Staging(cudaStream_t stream);
   ~Staging();

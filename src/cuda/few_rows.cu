@@ -142,13 +142,12 @@ void launch_for(const FewRows& p, int n_multiprocessors, cudaStream_t stream) {
 }  // namespace
 
 bool few_rows_fit(int n_rows, int n_in) {
-  return n_rows <= 64 && n_in % WeightStage::kK == 0;
+  return n_rows <= 16 && n_in % WeightStage::kK == 0;
 }
 
 void launch_few_rows(const FewRows& p, int n_multiprocessors, cudaStream_t stream) {
   if (p.n_rows <= 8) return launch_for<1>(p, n_multiprocessors, stream);
-  if (p.n_rows <= 16) return launch_for<2>(p, n_multiprocessors, stream);
-  launch_some_rows(p, n_multiprocessors, stream);
+  launch_for<2>(p, n_multiprocessors, stream);
 }
 
 }  // namespace kv2::cuda

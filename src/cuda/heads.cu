@@ -3,6 +3,7 @@
 // the rows of K and V into their pages, in one launch. A block has 32 output channels of the queries, the key
 // or the value of one KV head and some rows; every operation is the one of rows.cu, transform.cu and append,
 // in the same order, so that the bits are those of a prompt.
+#include <algorithm>
 #include <type_traits>
 
 #include "cuda/bf16_bits.cuh"
@@ -26,7 +27,10 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const HeadRows p) {
   constexpr int kEach = D / 32;
   __shared__ MatrixSlice<D> slice;
   __shared__ __align__(16) float vectors[kWarps][D];
-  const int kind = blockIdx.z / kEach, first = blockIdx.z % kEach * 32, kv_head = blockIdx.y;
+  // blocks of queries first, then those of keys and values, which have fewer vectors a row
+  const int n_q = (p.n_rows + p.q_rows_each - 1) / p.q_rows_each,
+            n_kv = (p.n_rows + p.rows_each - 1) / p.rows_each, at_kv = static_cast<int>(blockIdx.x) - n_q;
+  const int kind = at_kv < 0 ? kQ : at_kv < n_kv ? kK : kV, first = blockIdx.z * 32, kv_head = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const HeadRows::Side side = kind == kQ ? p.q : kind == kK ? p.k : p.v;
   if (side.matrix)
@@ -36,8 +40,9 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const HeadRows p) {
   __syncthreads();
 
   const int q_per_kv = p.n_heads / p.n_kv_heads, per_row = kind == kQ ? q_per_kv : 1;
-  const int first_row = blockIdx.x * p.rows_each,
-            n_vectors = min(p.rows_each, p.n_rows - first_row) * per_row;
+  const int rows_each = kind == kQ ? p.q_rows_each : p.rows_each;
+  const int first_row = (kind == kQ ? blockIdx.x : at_kv % n_kv) * rows_each,
+            n_vectors = min(rows_each, p.n_rows - first_row) * per_row;
   const int first_head = kind == kQ ? 0 : kind == kK ? p.n_heads : p.n_heads + p.n_kv_heads;
   float* mine = vectors[warp];
   for (int i = warp; i < n_vectors; i += kWarps) {
@@ -145,9 +150,13 @@ bool heads_fit(int n_rows, int head_dim) {
 }
 
 void launch_heads(HeadRows p, cudaStream_t stream) {
-  p.rows_each = p.n_rows <= 8 ? 1 : p.n_rows <= 16 ? 2 : 8;
+  p.rows_each = p.n_rows <= 8 ? 1 : p.n_rows <= 16 ? 2 : kWarps;
+  // a vector for each warp
+  p.q_rows_each = std::min(p.rows_each, std::max(1, kWarps * p.n_kv_heads / p.n_heads));
   with_head_dim(p.head_dim, [&](auto d) {
-    const dim3 grid((p.n_rows + p.rows_each - 1) / p.rows_each, p.n_kv_heads, 3 * d / 32);
+    const int n_q = (p.n_rows + p.q_rows_each - 1) / p.q_rows_each,
+              n_kv = (p.n_rows + p.rows_each - 1) / p.rows_each;
+    const dim3 grid(n_q + 2 * n_kv, p.n_kv_heads, d / 32);
     launch_overlapped(heads_kernel<d>, grid, kThreads, 0, stream, p);
   });
 }

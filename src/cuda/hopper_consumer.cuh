@@ -305,7 +305,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     prepare();
-    const int n_runs = run_of(tile.query_page) + 1;
+    const int n_runs = Runs{tile.query_page}.count();
     Part &run_part = shared.run[w], &total = shared.total[w];
 #pragma unroll 1
     for (int index = 0; index < n_runs; index++) {

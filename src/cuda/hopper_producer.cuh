@@ -147,7 +147,7 @@ struct Producer {
 
   __device__ __forceinline__ void run() {
     const AttendTile& tile = shared.tiles[0];
-    const int n_runs = run_of(tile.query_page) + 1;
+    const int n_runs = Runs{tile.query_page}.count();
 #pragma unroll 1
     for (int index = 0; index < n_runs; index++) {
       sync();  // the list has been read

@@ -34,7 +34,7 @@ void launch_pad_rows(const float* x, float* out, int n_rows, int n_in, int padde
 /// The same to bf16, in either form; x is float, or bf16 already.
 void launch_round_rows(const void* x, bool is_bf16, const LinearInputs& out, int n_rows, int n_in,
                        cudaStream_t stream);
-/// Linears of up to 64 rows whose inputs are a multiple of 64: out = W·x + bias, or out + that.
+/// Linears of up to 16 rows whose inputs are a multiple of 64: out = W·x + bias, or out + that.
 struct FewRows {
   const __nv_bfloat16* weights;  // [n_out, n_in]
   const float* bias;
@@ -45,7 +45,6 @@ struct FewRows {
 };
 bool few_rows_fit(int n_rows, int n_in);
 void launch_few_rows(const FewRows& p, int n_multiprocessors, cudaStream_t stream);
-void launch_some_rows(const FewRows& p, int n_multiprocessors, cudaStream_t stream);  // 17 to 64
 void launch_rope(float* x, const int64_t* positions, const float* inv_frequency, int n_rows, int n_heads,
                  int head_dim, bool adjacent, cudaStream_t stream);
 void launch_swiglu(const float* gate, const float* up, float* out, int n_rows, int width, size_t stride,
@@ -95,8 +94,8 @@ struct HeadRows {
   Pool full;
   int n_rows, stride, n_heads, n_kv_heads, head_dim;
   float epsilon;
-  bool adjacent;  // pairs of RoPE
-  int rows_each;  // of a block; the launcher's
+  bool adjacent;               // pairs of RoPE
+  int rows_each, q_rows_each;  // of a block; the launcher's
 };
 bool heads_fit(int n_rows, int head_dim);
 void launch_heads(HeadRows p, cudaStream_t stream);
@@ -134,22 +133,42 @@ struct AttendTile {
   const int32_t* packed_pages;
 };
 
-/// Runs of pages, where a partial softmax begins and ends, are a function of page numbers alone: short ones
-/// at first, so that a short context fills more of a GPU.
-///   pages   0 .. 127: runs of 32     128 ..: runs of 64
 #ifdef __CUDACC__
 #define KV2_RUNS __host__ __device__ constexpr
 #else
 #define KV2_RUNS constexpr
 #endif
-inline constexpr int kMinRunPages = 32, kMaxRunPages = 64;
-KV2_RUNS int run_of(int page) {
-  return page < 128 ? page / 32 : 2 + page / 64;
-}
-KV2_RUNS int run_begin(int run) {
-  return run < 4 ? 32 * run : 64 * (run - 2);
-}
+inline constexpr int kMinRunPages = 32, kMaxRunPages = 64, kShortRuns = 256;
+/// Runs of pages, where a partial softmax begins and ends, are a function of the queries' page alone. Short
+/// ones at first, so that a short context fills more of a GPU; the last 64 pages in halves, because full
+/// pages, which are at the end, take as long as several packed ones.
+///   pages 0 .. 255: runs of 32     256 ..: runs of 64, but the last one of 1 to 32
+struct Runs {
+  int query_page;
+
+  KV2_RUNS int of(int page) const {
+    if (page < kShortRuns) return page / 32;
+    return kShortRuns / 64 + page / 64 + (page / 64 == query_page / 64 && page % 64 >= 32);
+  }
+  KV2_RUNS int count() const { return of(query_page) + 1; }
+  KV2_RUNS int begin(int run) const {
+    if (run < kShortRuns / 32) return 32 * run;
+    const int cell = 64 * (run - kShortRuns / 64), last = query_page / 64 * 64 + 32;
+    return cell < last ? cell : last;
+  }
+  KV2_RUNS int end(int run) const { return run + 1 < count() ? begin(run + 1) : query_page + 1; }
+};
+
 #undef KV2_RUNS
+
+/// Runs of one tile and KV head that a block goes through one after the other.
+struct alignas(16) AttendSegment {
+  AttendTile tile;
+  int32_t owner;  // tile · n_kv_heads + kv_head
+  int32_t kv_head;
+  int32_t first_run, end_run;
+  int32_t next;  // segment of the same block, or -1
+};
 
 /// Where a page has many queries, a block of prefill_kernel.cuh takes this many tiles of it, with the pages
 /// of the first; those at the end may have no queries.
@@ -170,18 +189,24 @@ struct AttendArgs {
   int n_tiles, n_kv_heads, q_per_kv, head_dim, group;
   Pool full, packed;
   float softmax_scale, soft_cap;
-  // Pages of a tile that go to one block, a boundary of runs; where a tile has more, the last of its blocks
-  // merges all runs in their order. The bits are the same whatever it is.
-  int pages_each;
-  int max_pages;
+  // [n_blocks + n_tiles · n_kv_heads]. What block i does begins at segments[i]; end_run 0: nothing. Where a
+  // tile's runs are in several segments, the last block to end one merges all runs in their order. The bits
+  // are the same however they are cut.
+  const AttendSegment* segments;
+  int n_blocks;
   int max_runs;        // of a tile
-  float* partials;     // [n_tiles, n_kv_heads, max_runs, pairs, head_dim + 2]; unused where no tile has more
+  bool overlaps;       // begin while the kernel before is running: it writes q and the queries' rows alone
+  float* partials;     // [n_tiles, n_kv_heads, max_runs, pairs, head_dim + 2]; nullptr where no tile is cut
   uint32_t* arrivals;  // [n_tiles, n_kv_heads], zero before and after
   // besides: [n_prefill_blocks, kPrefillTiles] with prefill_pairs each, no soft cap
   const AttendTile* prefill_tiles;
   int n_prefill_blocks;
   PrefillKernel prefill_kernel;
 };
+/// Blocks of attend_kernel that a multiprocessor holds, by its shared memory.
+constexpr int attend_blocks(int head_dim, int pairs) {
+  return head_dim <= 96 || (head_dim <= 128 && pairs <= 4) ? 2 : 1;
+}
 /// `pairs`: query and head pairs of one of `tiles` at most: 4 or 8; 4 with a soft cap.
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream);
 /// Any head_dim and group, one block per query and head, f32 arithmetic: right, not fast.
@@ -189,6 +214,7 @@ void launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
 /// Packed pages in other formats than int2: `packed` is the whole pool, without a layer's offset. Tiles have
 /// this many query and head pairs at most, always: the order of a sum over lanes goes with it.
 inline constexpr int kFormatPairs = 8;
+inline constexpr int kFormatBlocks = 5;  // that a multiprocessor holds, head_dim 128
 void launch_attend_formats(const AttendArgs& args, const PackedSide& k, const PackedSide& v,
                            cudaStream_t stream);
 

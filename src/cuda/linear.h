@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linears of the CUDA backend: weights in bf16 (or f32), rows padded to 16 bytes, multiplied by cuBLASLt with
-// f32 accumulation and output, or by few_rows.cu and some_rows.cu for up to 64 rows. All of them are without
+// f32 accumulation and output, or by few_rows.cu for up to 16 rows. All of them are without
 // split-K and give a row the same bits (compared once for every shape of weights, on those weights), so that
 // each number of rows gets what is fastest for it: a row's bits must not depend on the batch it comes in.
 #pragma once
@@ -43,7 +43,7 @@ class DenseLinear final : public Linear {
 struct LinearChoice {
   static constexpr int kFew = 16, kSome = 64;  // rows at most
   cublasLtMatmulAlgo_t few, some, many;
-  bool own_few = false, own_some = false;  // few_rows.cu, some_rows.cu instead
+  bool own_few = false;  // few_rows.cu instead
 };
 
 class Linears {

@@ -91,6 +91,11 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t 
       "l"(from), "r"(bytes), "r"(shared_address(bar))
       : "memory");
 }
+/// Copies that this thread starts afterwards may read what was stored before, here or, if this thread knows
+/// of it, elsewhere, and write over what was read.
+__device__ __forceinline__ void fence_for_copies() {
+  asm volatile("fence.proxy.async;\n" ::: "memory");
+}
 /// By one lane.
 __device__ __forceinline__ void copy_page(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
   expect_bytes(bar, bytes);

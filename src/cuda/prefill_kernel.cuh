@@ -213,7 +213,7 @@ __device__ void attend_tile(const AttendArgs& args, PrefillShared<D>& shared, in
     else
       return Queries{QueriesInMemory<D, NT>{pairs}};
   }();
-  const int n_runs = run_of(tile.query_page) + 1;
+  const int n_runs = Runs{tile.query_page}.count();
   SharedRing<D> ring(args, shared, kv_head, w, n_runs);
   Part<D, NT>&run_part = shared.run[w], &total = shared.total[w];
   Sums<D, NT> sums;
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kPrefillThreads, 1) prefill_kernel(const Atten
   if (w < shared.n_tiles) {
     attend_tile<D, kReadsPacked>(args, shared, kv_head, w, lane);
   } else {
-    const int n_runs = run_of(shared.tiles[0].query_page) + 1;
+    const int n_runs = Runs{shared.tiles[0].query_page}.count();
     for (int run = 0; run < n_runs; run++) shared.open_run(run, n_runs);
   }
 }

@@ -23,8 +23,8 @@ struct Run {
   int begin, end, packed_begin, packed_end;
 
   __device__ Run(const AttendTile& tile, int run)
-      : begin(run_begin(run)),
-        end(min(run_begin(run + 1), tile.query_page + 1)),
+      : begin(Runs{tile.query_page}.begin(run)),
+        end(Runs{tile.query_page}.end(run)),
         packed_begin(min(max(begin, tile.packed_begin), end)),
         packed_end(max(packed_begin, min(end, tile.packed_end))) {}
 
