@@ -138,11 +138,11 @@ struct AttendTile {
 #else
 #define KV2_RUNS constexpr
 #endif
-inline constexpr int kMinRunPages = 32, kMaxRunPages = 64, kShortRuns = 256;
+inline constexpr int kMinRunPages = 32, kMaxRunPages = 64, kShortRuns = 512;
 /// Runs of pages, where a partial softmax begins and ends, are a function of the queries' page alone. Short
 /// ones at first, so that a short context fills more of a GPU; the last 64 pages in halves, because full
 /// pages, which are at the end, take as long as several packed ones.
-///   pages 0 .. 255: runs of 32     256 ..: runs of 64, but the last one of 1 to 32
+///   pages 0 .. 511: runs of 32     512 ..: runs of 64, but the last one of 1 to 32
 struct Runs {
   int query_page;
 
