@@ -79,7 +79,7 @@ void bench_demote(const BenchOptions& o, BenchReport& report) {
     const auto f = cases::on_device(*backend, factors.f), weight = cases::on_device(*backend, factors.weight),
                ones = cases::on_device(*backend, factors.ones);
     const Coder feedback{
-        .kind = CoderKind::Feedback, .group = group, .search = {.steps = {1.2f}, .n_steps = 1, .refits = 0}};
+        .kind = CoderKind::Feedback, .group = group, .search = {.steps = {1.2f}, .n_steps = 1, .refits = 1}};
     const auto measure = [&](const char* name, const Coder& k, const Coder& v, const Coder& host_k,
                              const Coder& host_v) {
       const auto run = [&] {

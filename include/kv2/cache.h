@@ -131,7 +131,7 @@ struct Method {
   float damp = 0.02f;  // added to the metric's diagonal, whose mean is 1
   /// Step sizes to start from; 1 is the best one for a Gaussian of the vector's spread. Empty: by the bits.
   std::vector<float> steps;
-  int refits = 1;  // least-squares fits of scale and offset after each start; -1: by the bits
+  int refits = 1;                        // least-squares fits of scale and offset after each start
   std::vector<LayerOverride> overrides;  // a later one wins
 
   bool quantized() const { return k.codec != CodecId::None; }

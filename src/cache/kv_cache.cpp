@@ -93,7 +93,7 @@ void KvCache::Impl::drop_pages(Sequence& s) {
 
 namespace {
 
-/// What a method leaves open, by the bits of a side. At few bits one wide step in one pass: of several, the
+/// What a method leaves open, by the bits of a side. At few bits one wide step: of several, the
 /// least metric error picks narrow ranges, and what they clip costs more than the metric, a mean over all
 /// tokens, says. At 4 bits ranges are wide anyway and the choice pays (numbers: docs/research.md).
 /// A change here changes bytes of pages: it needs another number in CacheSpec::hash().
@@ -101,7 +101,7 @@ FeedbackSearch search_of(const Method& method, int bits) {
   FeedbackSearch out;
   const std::vector<float> by_bits = bits < 4 ? std::vector{1.2f} : std::vector{1.0f, 1.1f};
   for (const float step : method.steps.empty() ? by_bits : method.steps) out.steps[out.n_steps++] = step;
-  out.refits = method.refits >= 0 ? method.refits : bits < 3 ? 0 : 1;
+  out.refits = method.refits;
   return out;
 }
 

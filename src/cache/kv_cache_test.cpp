@@ -213,7 +213,7 @@ TEST(KvCacheMemory, CoderTablesArriveAtTheirLayerAndSide) {
       EXPECT_EQ(coder.kind, CoderKind::Feedback);
       EXPECT_EQ(coder.search.n_steps, 1);  // by the bits, 2
       EXPECT_EQ(coder.search.steps[0], 1.2f);
-      EXPECT_EQ(coder.search.refits, 0);
+      EXPECT_EQ(coder.search.refits, 1);
       for (const auto& [values, at] : {std::pair{&want.f, coder.tables.f},
                                        {&want.weight, coder.tables.weight},
                                        {&want.ones, coder.tables.ones}}) {

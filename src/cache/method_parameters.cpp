@@ -301,12 +301,9 @@ constexpr Parameter kParameters[] = {
     {"steps", "auto (by the bits), or 1 to 8 numbers from 0.01 to 100, split by '/'", Parameter::Of::Feedback,
      [](std::string_view t, Method& m) { return read_steps(t, m.steps); },
      [](const Method& m) { return m.steps.empty() ? "auto" : fmt::format("{}", fmt::join(m.steps, "/")); }},
-    {"refit", "auto (by the bits), or a number of least-squares fits from 0 to 8", Parameter::Of::Feedback,
-     [](std::string_view t, Method& m) {
-       if (t == "auto") return m.refits = -1, true;
-       return read_number(t, 0, kMaxRefits, m.refits);
-     },
-     [](const Method& m) { return m.refits < 0 ? "auto" : fmt::format("{}", m.refits); }},
+    {"refit", "a number of least-squares fits from 0 to 8", Parameter::Of::Feedback,
+     [](std::string_view t, Method& m) { return read_number(t, 0, kMaxRefits, m.refits); },
+     [](const Method& m) { return fmt::format("{}", m.refits); }},
 };
 
 std::string parameter_list(const Method& method) {
@@ -441,9 +438,9 @@ void validate_coder(const Method& method) {
                 "method {}: steps are [{}]; it takes up to {} numbers from 0.01 to 100", method.name,
                 fmt::join(method.steps, ", "), FeedbackSearch::kMaxSteps);
   }
-  if (method.refits < -1 || method.refits > kMaxRefits) {
-    throw_error(ErrorCode::BadArgument, "method {}: refit is {}; it must be from 0 to {}, or -1 for auto",
-                method.name, method.refits, kMaxRefits);
+  if (method.refits < 0 || method.refits > kMaxRefits) {
+    throw_error(ErrorCode::BadArgument, "method {}: refit is {}; it must be from 0 to {}", method.name,
+                method.refits, kMaxRefits);
   }
 }
 

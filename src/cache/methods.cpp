@@ -73,7 +73,6 @@ std::vector<Row> make_rows() {
             m.coder = CoderKind::Feedback;
             m.centring = Centring::Keys;
             m.whiten_k = m.whiten_v = 1;
-            m.refits = -1;  // it and the steps by the bits
           }),
       row("oscar2-lloyd", affine(2), affine(2),
           "oscar2 with its published clips and the cells of a Gaussian's best 4 levels (its Lloyd-Max "
