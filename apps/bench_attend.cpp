@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "cache/cache_plan.h"
 #include "ops/cases/attend_case.h"
+#include "ops/device_extras.h"
 #include "ops/reference/reference.h"
 
 namespace kv2::app {
@@ -120,7 +121,7 @@ class AttendBench {
         backend_.import_packed(at + layout_.packed_offset(0, h), layout_.int2(0),
                                world_->canonical_packed(0, page, h));
     else
-      backend_.upload(at, world_->canonical_packed(0, page, 0).data(), first.bytes());
+      import_sides(backend_, at, first, shape_, world_->canonical_packed(0, page, 0));
     for (int layer = 1; layer < shape_.n_layers; layer++)
       backend_.copy(at + layout_.layer(layer).offset, at, first.bytes());
   }

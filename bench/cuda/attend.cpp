@@ -3,7 +3,7 @@
 // plain f32 kernel first (which the op tests hold against the reference), empties the L2 before each run,
 // prints medians, bytes and the share of the read bandwidth measured in the same run. One JSON line per shape
 // with --json.
-//   kv2_bench_attend_cuda [--json] [--only decode|short|shapes|prefill|demote|linear]
+//   kv2_bench_attend_cuda [--json] [--only decode|short|shapes|omni|prefill|demote|linear]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -17,7 +17,9 @@
 #include <vector>
 
 #include "cuda/attend_plan.h"
+#include "cuda/channel_pages.h"
 #include "cuda/kernels.h"
+#include "cuda/side_format.h"
 #include "fill.h"
 
 namespace {
@@ -200,13 +202,7 @@ struct Bench {
       const cuda::AttendArgs plain = args_of(single, want.get());
       cuda::launch_attend_generic(plain, nullptr);
       check(cudaDeviceSynchronize(), "attend_generic");
-      const std::vector<float> got = out.download(), expected = want.download();
-      double difference = 0, norm = 0;
-      for (size_t i = 0; i < got.size(); i++) {
-        difference += (got[i] - expected[i]) * static_cast<double>(got[i] - expected[i]);
-        norm += expected[i] * static_cast<double>(expected[i]);
-      }
-      return std::sqrt(difference / norm);
+      return difference_of(out, want);
     }();
     const double ms =
         timer.median([&] { cuda::launch_attend(args, pairs, nullptr); }, prompt_rows > 1 ? 5 : 21);
@@ -252,6 +248,127 @@ struct Bench {
     std::printf("linear %d -> %d, %d rows: %.4f ms, %.2f TB/s of weights = %.0f%% of read\n", n_in, n_out,
                 n_rows, ms, bytes / ms / 1e9, 100 * bytes / ms / read_bandwidth);
     std::fflush(stdout);
+  }
+
+  /// omni2's pages, or kivi2's without norms, in decode: against attend_formats.
+  void attend_channels(int batch, int tokens, int n_kv_heads, int q_per_kv, int d, bool norms) {
+    const KvShape shape{1, n_kv_heads * q_per_kv, n_kv_heads, d};
+    const SideFormat k{.codec = CodecId::Channel,
+                       .bits = 2,
+                       .group = 32,
+                       .norm = norms ? TokenNorm::AllHeads : TokenNorm::Off},
+        v{.codec = CodecId::Affine, .bits = 2, .group = 32};
+    const PageLayout layout = PageLayout::of({.method = {.name = "", .k = k, .v = v}}, shape);
+    const LayerLayout& part = layout.layer(0);
+    const cuda::PackedSide k_side = cuda::packed_side(part.k, shape, part.k_offset()),
+                           v_side = cuda::packed_side(part.v, shape, part.v_offset());
+    const Visibility rule;
+    const int n_pages = (tokens + kPageTokens - 1) / kPageTokens;
+    const int n_full = rule.sink_pages + rule.recent_pages + 1, n_packed = batch * n_pages;
+    const size_t page_bytes = layout.packed_page_bytes();
+    const Device<std::byte> canonical(n_packed * page_bytes), packed(n_packed * page_bytes);
+    const Device<std::byte> full(static_cast<size_t>(batch) * n_full * layout.full_page_bytes());
+    bench::fill_channels(canonical.get(), canonical.size() / 4, static_cast<int>(page_bytes / 4),
+                         norms ? kPageTokens : 0, 6 * d, 4 * d);
+    bench::fill_full(full.get(), full.size() / 2);
+    check(cudaMemcpy(packed.get(), canonical.get(), packed.size(), cudaMemcpyDeviceToDevice), "copy");
+    std::vector<cuda::DemotePage> list;
+    for (int i = 0; i < n_packed; i++) list.push_back({0, i});
+    const Device<cuda::DemotePage> pages(list);
+    cuda::launch_order_channels(packed.get(), page_bytes, pages.get(), n_packed, k_side, v_side, n_kv_heads,
+                                d, nullptr);
+    std::vector<int32_t> tables(2 * static_cast<size_t>(n_packed), -1);
+    for (int b = 0; b < batch; b++) {
+      int32_t next = b * n_full;
+      for (int p = 0; p < n_pages; p++) {
+        // slots far from each other
+        tables[(2 * b + 1) * size_t(n_pages) + p] =
+            static_cast<int32_t>((b * size_t(n_pages) + p) * 7919 % static_cast<size_t>(n_packed));
+        if (!rule.packed(n_pages - 1, p)) tables[2 * b * size_t(n_pages) + p] = next++;
+      }
+    }
+    const Device<int32_t> device_tables(tables);
+    std::vector<SequenceView> views;
+    for (int b = 0; b < batch; b++)
+      views.push_back({b, 1, tokens - 1, 0, device_tables.get() + 2 * b * size_t(n_pages),
+                       device_tables.get() + (2 * b + 1) * size_t(n_pages)});
+    std::vector<float> q_host(static_cast<size_t>(batch) * shape.n_heads * d);
+    std::srand(1);
+    for (float& x : q_host) x = (std::rand() % 2001 - 800) / 800.0f;
+    const Device<float> q(q_host), out(q_host.size()), want(q_host.size());
+    const int pairs = cuda::attend_pairs(shape, true, 0);
+    const auto plan = cuda::plan_attend(views, shape, rule, {pairs, 132, cuda::PrefillKernel::None});
+    const auto plain = cuda::plan_attend(
+        views, shape, rule, {cuda::kFormatPairs, 132, cuda::PrefillKernel::None, cuda::kFormatBlocks});
+    const Device<cuda::AttendTile> tiles(plan.tiles), plain_tiles(plain.tiles);
+    const Device<cuda::AttendSegment> segments(plan.segments), plain_segments(plain.segments);
+    const Device<float> partials(std::max<size_t>(1, cuda::partial_bytes(plan, shape, pairs) / 4)),
+        plain_partials(std::max<size_t>(1, cuda::partial_bytes(plain, shape, cuda::kFormatPairs) / 4));
+    const Device<uint32_t> arrivals(plan.tiles.size() * n_kv_heads);
+    check(cudaMemset(arrivals.get(), 0, arrivals.size() * 4), "memset");
+    check(cudaMemset(out.get(), 0xff, out.size() * 4), "memset");
+    cuda::AttendArgs args{.q = q.get(),
+                          .out = out.get(),
+                          .tiles = tiles.get(),
+                          .n_tiles = plan.n_tiles,
+                          .n_kv_heads = n_kv_heads,
+                          .q_per_kv = q_per_kv,
+                          .head_dim = d,
+                          .group = d,
+                          .full = {full.get(), layout.full_page_bytes(), layout.full_head_bytes()},
+                          .packed = {packed.get(), page_bytes, 0},
+                          .softmax_scale = 1.0f / std::sqrt(static_cast<float>(d)),
+                          .soft_cap = 0.0f,
+                          .segments = segments.get(),
+                          .n_blocks = plan.n_blocks,
+                          .max_runs = plan.max_runs,
+                          .overlaps = false,
+                          .partials = partials.get(),
+                          .arrivals = arrivals.get(),
+                          .prefill_tiles = nullptr,
+                          .n_prefill_blocks = 0,
+                          .prefill_kernel = cuda::PrefillKernel::None};
+    args.channels = {static_cast<int32_t>(k_side.first_head), static_cast<int32_t>(part.k_bytes), norms};
+    cuda::AttendArgs formats = args;
+    formats.out = want.get(), formats.tiles = plain_tiles.get(), formats.n_tiles = plain.n_tiles;
+    formats.segments = plain_segments.get(), formats.n_blocks = plain.n_blocks;
+    formats.max_runs = plain.max_runs;
+    formats.partials = plain.merges ? plain_partials.get() : nullptr;
+    formats.packed = {canonical.get(), page_bytes, 0};
+    cuda::launch_attend_channels(args, pairs, nullptr);
+    check(cudaDeviceSynchronize(), "attend_channels");
+    cuda::launch_attend_formats(formats, k_side, v_side, nullptr);
+    check(cudaDeviceSynchronize(), "attend_formats");
+    const double error = difference_of(out, want);
+    const double ms = timer.median([&] { cuda::launch_attend_channels(args, pairs, nullptr); });
+    const double plain_ms =
+        timer.median([&] { cuda::launch_attend_formats(formats, k_side, v_side, nullptr); }, 3);
+    const double n_packed_read = std::max(0, n_pages - 1 - rule.recent_pages - rule.sink_pages);
+    const double bytes =
+        batch * (n_packed_read * page_bytes + (n_pages - n_packed_read) * layout.full_page_bytes());
+    std::printf(
+        "attend %s heads %dx%d d=%d B=%d T=%d: %.4f ms, %.3f GB, %.2f TB/s = %.0f%% of read, error %.1e, "
+        "attend_formats %.4f ms, %d blocks\n",
+        norms ? "omni2" : "kivi2", n_kv_heads, q_per_kv, d, batch, tokens, ms, bytes / 1e9, bytes / ms / 1e9,
+        100 * bytes / ms / read_bandwidth, error, plain_ms, plan.n_blocks);
+    if (json)
+      std::printf(
+          "{\"op\":\"attend\",\"pages\":\"%s\",\"kv_heads\":%d,\"q_per_kv\":%d,\"d\":%d,\"batch\":%d,"
+          "\"tokens\":%d,\"ms\":%.5f,\"bytes\":%.0f,\"read_share\":%.4f,\"error\":%.3e}\n",
+          norms ? "omni2" : "kivi2", n_kv_heads, q_per_kv, d, batch, tokens, ms, bytes,
+          bytes / ms / read_bandwidth, error);
+    std::fflush(stdout);
+  }
+
+  /// Of all values, to the norm of what they should be.
+  static double difference_of(const Device<float>& got_on_device, const Device<float>& expected_on_device) {
+    const std::vector<float> got = got_on_device.download(), expected = expected_on_device.download();
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+      difference += (got[i] - expected[i]) * static_cast<double>(got[i] - expected[i]);
+      norm += expected[i] * static_cast<double>(expected[i]);
+    }
+    return std::sqrt(difference / norm);
   }
 
   /// All pages of `batch` sequences of `tokens`, by coder round, or feedback with three steps and a refit.
@@ -315,6 +432,14 @@ int main(int argc, char** argv) {
     bench.attend(32, 32768, 8, 8, 128, 1);
     bench.attend(32, 32768, 4, 16, 128, 1);
     bench.attend(32, 32768, 3, 3, 64, 1);
+  }
+  if (wants("omni")) {
+    bench.attend_channels(32, 32768, 8, 4, 128, true);
+    bench.attend_channels(32, 32768, 8, 4, 128, false);
+    bench.attend_channels(1, 131072, 8, 4, 128, true);
+    bench.attend_channels(1, 32768, 8, 4, 128, true);
+    bench.attend_channels(32, 32768, 8, 8, 128, true);
+    bench.attend_channels(32, 32768, 3, 3, 64, true);
   }
   if (wants("prefill")) {
     bench.attend(1, 8192, 8, 4, 128, 512);

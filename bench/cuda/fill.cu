@@ -14,13 +14,29 @@ __device__ uint32_t hash(uint64_t i) {
   x ^= x >> 16, x *= 0x7feb352du, x ^= x >> 15, x *= 0x846ca68bu;
   return x ^ x >> 16;
 }
+/// Scale and offset.
+__device__ uint32_t params(uint32_t r) {
+  const __half2 pair = __floats2half2_rn(0.3f + 0.6f * (r & 1023) / 1024, -1.2f * (r >> 10 & 1023) / 1024);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
 /// Codes any bits; scales 0.3 to 0.9, offsets -1.2 to 0: a mean that is not zero.
 __global__ void fill_packed_kernel(uint32_t* pages, size_t words, int page_words, int code_words) {
   for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words;
        i += size_t(gridDim.x) * blockDim.x) {
     const uint32_t r = hash(i);
-    const __half2 pair = __floats2half2_rn(0.3f + 0.6f * (r & 1023) / 1024, -1.2f * (r >> 10 & 1023) / 1024);
-    pages[i] = i % page_words < code_words ? r : *reinterpret_cast<const uint32_t*>(&pair);
+    pages[i] = i % page_words < code_words ? r : params(r);
+  }
+}
+__global__ void fill_channels_kernel(uint32_t* pages, size_t words, int page_words, int norm_words,
+                                     int head_words, int code_words) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words;
+       i += size_t(gridDim.x) * blockDim.x) {
+    const uint32_t r = hash(i);
+    const int at = static_cast<int>(i % page_words) - norm_words;
+    if (at < 0)
+      pages[i] = __float_as_uint(0.5f + (r & 1023) / 1024.0f);
+    else
+      pages[i] = at % head_words < code_words ? r : params(r);
   }
 }
 __global__ void fill_full_kernel(__nv_bfloat16* pages, size_t n) {
@@ -44,6 +60,11 @@ __global__ void empty_kernel() {}
 
 void fill_packed(std::byte* pages, size_t words, int page_words, int code_words) {
   fill_packed_kernel<<<4096, 256>>>(reinterpret_cast<uint32_t*>(pages), words, page_words, code_words);
+}
+void fill_channels(std::byte* pages, size_t words, int page_words, int norm_words, int head_words,
+                   int code_words) {
+  fill_channels_kernel<<<4096, 256>>>(reinterpret_cast<uint32_t*>(pages), words, page_words, norm_words,
+                                      head_words, code_words);
 }
 void fill_full(std::byte* pages, size_t n) {
   fill_full_kernel<<<4096, 256>>>(reinterpret_cast<__nv_bfloat16*>(pages), n);

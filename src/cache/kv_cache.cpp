@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "cache/kv_cache_impl.h"
+#include "ops/device_extras.h"
 
 namespace kv2 {
 namespace {
@@ -318,7 +319,7 @@ std::vector<std::byte> KvCache::packed_bytes(SequenceId sequence, int64_t page, 
   c.backend.sync();
   if (!layout.layer(layer).int2_heads()) {
     std::vector<std::byte> out(layout.layer(layer).bytes());
-    c.backend.download(out.data(), bytes + layout.layer(layer).offset, out.size());
+    export_sides(c.backend, bytes + layout.layer(layer).offset, layout.layer(layer), layout.shape, out);
     return out;
   }
   std::vector<std::byte> out(layout.packed_head_bytes(layer));

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which head dims this build has attention kernels for, and the way to them. head_dims.def is made by CMake
 // of KV2_CUDA_HEAD_DIMS: KV2_HEAD_DIM(64) and so on.
+#include <algorithm>
+
 #include "base/check.h"
 #include "cuda/attend_launch.h"
 #include "cuda/attend_plan.h"
+#include "cuda/channel_order.h"
 #include "cuda/fragment.h"
 #include "cuda/prefill_hopper.h"
 
@@ -23,6 +26,11 @@ bool attend_has(int head_dim, int group) {
   for (const int d : attend_head_dims())
     if (d == head_dim) return true;
   return false;
+}
+
+bool attend_channels_has(int head_dim) {
+  const auto dims = attend_head_dims();
+  return fragments_channels(head_dim) && std::find(dims.begin(), dims.end(), head_dim) != dims.end();
 }
 
 namespace {
@@ -48,6 +56,18 @@ void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream) {
 #undef KV2_HEAD_DIM
     default:
       KV2_CHECK(false, "no attention kernel for head_dim {}", args.head_dim);
+  }
+}
+
+void launch_attend_channels(const AttendArgs& args, int pairs, cudaStream_t stream) {
+  switch (args.head_dim) {
+#define KV2_HEAD_DIM(d) \
+  case d:               \
+    return launch_attend_channels_for<d>(args, pairs, stream);
+#include "cuda/channel_head_dims.def"
+#undef KV2_HEAD_DIM
+    default:
+      KV2_CHECK(false, "no attention kernel for keys per channel and head_dim {}", args.head_dim);
   }
 }
 

@@ -23,7 +23,7 @@ __device__ inline uint2 q_fragment(const float* row, int i, bool here) {
   return {split_bf16(a.x, a.y, g & 1), split_bf16(b.x, b.y, g & 1)};
 }
 
-template <int D, int NT, bool kCapped>
+template <int D, int NT, bool kCapped, class WarpSums = Sums<D, NT>>
 struct FullPages {
   using S = Shape<D>;
   const AttendArgs& args;
@@ -33,16 +33,22 @@ struct FullPages {
   __device__ FullPages(const AttendArgs& a, const AttendTile& ti)
       : args(a), tile(ti), lane(threadIdx.x % 32), g(lane >> 2), t(lane & 3) {}
 
+  __device__ __forceinline__ uint4 fragment(const unsigned char* page, int i, int gap) const {
+    return *reinterpret_cast<const uint4*>(page + (i * 32 + lane) * 16 + (2 * i < S::kTiles ? 0 : gap));
+  }
+
   /// Softmax weights of the `tile16`-th 16 tokens of a full page as B fragments, relative to their own
   /// maximum, and what those are worth. `own`: the page of the queries; keys past a query are hidden from it.
-  /// `q(nt, i)`: the queries' fragment of channel tile i.
+  /// `q(nt, i)`: the queries' fragment of channel tile i. `gap`: bytes between the halves of the tokens'
+  /// rows.
   template <class Q>
   __device__ __forceinline__ void keys(const unsigned char* page, int tile16, bool own, const Q& q,
-                                       Sums<D, NT>& sums, uint32_t (&p)[NT][2], float (&worth)[NT]) const {
+                                       WarpSums& sums, uint32_t (&p)[NT][2], float (&worth)[NT],
+                                       int gap = 0) const {
     float c[NT][4] = {};
 #pragma unroll
     for (int i = 0; i < S::kTiles; i++) {
-      const uint4 a = *reinterpret_cast<const uint4*>(page + (i * 32 + lane) * 16);
+      const uint4 a = fragment(page, i, gap);
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
         const uint2 b = q(nt, i);
@@ -79,8 +85,8 @@ struct FullPages {
 
   /// Rows past the last query of the page `own` may hold anything: they count as zero.
   __device__ __forceinline__ void values(const unsigned char* page, int tile16, bool own,
-                                         const uint32_t (&p)[NT][2], const float (&worth)[NT],
-                                         Sums<D, NT>& sums) const {
+                                         const uint32_t (&p)[NT][2], const float (&worth)[NT], WarpSums& sums,
+                                         int gap = 0) const {
     uint32_t near = ~0u, far = ~0u;
     if (own) {
       const int last_row = tile.first_in_page + tile.n_queries - 1;
@@ -92,7 +98,7 @@ struct FullPages {
     }
 #pragma unroll
     for (int i = 0; i < S::kTiles; i++) {
-      uint4 a = *reinterpret_cast<const uint4*>(page + (i * 32 + lane) * 16);
+      uint4 a = fragment(page, i, gap);
       a.x &= near, a.y &= near, a.z &= far, a.w &= far;
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {

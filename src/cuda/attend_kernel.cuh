@@ -8,6 +8,7 @@
 // stage of keys and a stage of values.
 #pragma once
 
+#include "cuda/attend_channels.cuh"
 #include "cuda/attend_full.cuh"
 #include "cuda/attend_launch.h"
 #include "cuda/attend_merge.cuh"
@@ -23,22 +24,24 @@ static_assert(kMaxRunPages == 64 && kWarps == 8, "a lane for each full page of a
 constexpr int kThreads = kWarps * 32;
 
 /// Shared memory: a ring of stages for each warp, and the warps' results of a run.
-template <int D, int NT>
+template <class Pages>
 struct Shared {
+  static constexpr int D = Pages::kHeadDim, NT = Pages::kNT;
   using S = Shape<D>;
   static constexpr int kPairs = 4 * NT;
-  static constexpr int kStages = 2;  // in flight in each warp
+  static constexpr int kStages = Pages::kStages;  // in flight in each warp
   struct Results {
     float o[kWarps][kPairs][D + 8];  // 8: lanes of all pairs store to different banks
     float m[kWarps][kPairs], l[kWarps][kPairs];
   };
-  unsigned char ring[kWarps][kStages][S::kStageBytes];
+  unsigned char ring[kWarps][kStages][Pages::kStageBytes];
   Results warps;
   static constexpr size_t kReusable = sizeof(ring) + sizeof(warps);  // once a block has no pages left
   float2 factors[kWarps][kPairs];
   float m[kPairs], l[kPairs];  // of the run
   float q[kPairs][D + 16];
   uint2 q_bf16[NT][S::kTiles][32];  // B fragments for full pages
+  typename Pages::Queries queries;  // what packed pages need besides
   uint64_t full[kWarps][kStages], runs_fetched;
   uint32_t is_last;
 };
@@ -56,12 +59,13 @@ struct Softmax {
 };
 
 /// What a warp keeps: its queries in both forms of the pages, and its sums.
-template <int D, int NT, bool kCapped>
+template <class Pages>
 struct Warp {
+  static constexpr int D = Pages::kHeadDim, NT = Pages::kNT;
   using S = Shape<D>;
-  PackedPages<D, NT, kCapped> packed;
-  FullPages<D, NT, kCapped> full;
-  Sums<D, NT> sums;
+  Pages packed;
+  FullPages<D, NT, Pages::kIsCapped, typename Pages::WarpSums> full;
+  typename Pages::WarpSums sums;
 
   __device__ Warp(const AttendArgs& args, const AttendTile& tile) : packed(args), full(args, tile) {}
 
@@ -85,19 +89,27 @@ struct Warp {
 };
 
 /// A warp's ring: stages are filled in the order in which they are asked for and read in that order.
-template <int D, int NT>
+template <class Pages>
 struct Ring {
-  static constexpr int kStages = Shared<D, NT>::kStages;
-  Shared<D, NT>& shared;
+  static constexpr int kStages = Pages::kStages;
+  Shared<Pages>& shared;
   const int w, lane;
   uint32_t filled = 0, read = 0;
 
-  __device__ void fill(const std::byte* from, int bytes) {
+  /// `more` goes behind it.
+  __device__ __forceinline__ void fill(const std::byte* from, int bytes, const std::byte* more = nullptr,
+                                       int more_bytes = 0) {
     const int stage = filled++ % kStages;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (lane == 0) copy_page(shared.ring[w][stage], from, bytes, &shared.full[w][stage]);
+    if (lane == 0) {
+      expect_bytes(&shared.full[w][stage], bytes + more_bytes);
+      copy_bytes(shared.ring[w][stage], from, bytes, &shared.full[w][stage]);
+      if (more_bytes > 0) copy_bytes(shared.ring[w][stage] + bytes, more, more_bytes, &shared.full[w][stage]);
+    }
 #else
     for (int at = lane * 16; at < bytes; at += 512) copy16(&shared.ring[w][stage][at], from + at);
+    for (int at = lane * 16; at < more_bytes; at += 512)
+      copy16(&shared.ring[w][stage][bytes + at], more + at);
     asm volatile("cp.async.commit_group;\n" ::: "memory");
 #endif
   }
@@ -122,10 +134,11 @@ struct Ring {
 
 /// One warp's part of a block's runs: in each its packed pages, then its tokens of the full ones. Copies run
 /// ahead over the boundaries of runs.
-template <int D, int NT, bool kCapped>
+template <class Pages>
 struct Part {
+  static constexpr int D = Pages::kHeadDim, NT = Pages::kNT;
   using S = Shape<D>;
-  Ring<D, NT>& ring;
+  Ring<Pages>& ring;
   const AttendArgs& args;
   const AttendTile& tile;
   const Runs runs;
@@ -134,9 +147,9 @@ struct Part {
   int fill_run;
   int32_t packed_slot = 0, full_slot = 0, next_packed_slot = 0, next_full_slot = 0;
   uint32_t packed_left = 0, full_left = 0;  // a bit for each page still to copy
-  bool values_next = false;
+  int piece = 0;                            // of the page that is being copied
 
-  __device__ Part(Ring<D, NT>& r, const AttendArgs& a, const AttendSegment& segment)
+  __device__ Part(Ring<Pages>& r, const AttendArgs& a, const AttendSegment& segment)
       : ring(r),
         args(a),
         tile(segment.tile),
@@ -148,7 +161,7 @@ struct Part {
     find_next();
     open_next();
 #pragma unroll 1
-    for (int i = 0; i < Ring<D, NT>::kStages; i++) fill();
+    for (int i = 0; i < Pages::kStages; i++) fill();
   }
 
   __device__ bool is_packed(int page) const {
@@ -188,36 +201,49 @@ struct Part {
     }
     if (packed_left) {
       const int32_t slot = __shfl_sync(~0u, packed_slot, __ffs(packed_left) - 1);
-      ring.fill(args.packed.head(slot, kv_head), S::kBytes);
-      packed_left &= packed_left - 1;
+      Pages::fetch(ring, args, slot, kv_head, piece);
+      if (++piece == Pages::kPieces) piece = 0, packed_left &= packed_left - 1;
     } else {
       if (args.overlaps) wait_for_inputs();  // the queries' own rows are among what it waits for
       const int32_t slot = __shfl_sync(~0u, full_slot, __ffs(full_left) - 1);
-      ring.fill(args.full.head(slot, kv_head) + (values_next ? kPage * D * 2 : 0) + w % 4 * S::kFullTile,
-                S::kFullTile);
-      if (values_next) full_left &= full_left - 1;
-      values_next = !values_next;
+      constexpr int kHalves = Pages::kHalves, kBytes = S::kFullTile / kHalves;  // keys, then values
+      ring.fill(args.full.head(slot, kv_head) + piece / kHalves * (kPage * D * 2) + w % 4 * S::kFullTile +
+                    piece % kHalves * kBytes,
+                kBytes);
+      if (++piece == 2 * kHalves) piece = 0, full_left &= full_left - 1;
     }
   }
-  __device__ void go_through(int run, Warp<D, NT, kCapped>& warp, const uint2 (*q)[S::kTiles][32]) {
+  __device__ void release() {
+    __syncwarp();  // all lanes have read the stage
+    fill();
+  }
+  /// 16 tokens' rows of a full page; their second half is `gap` bytes further than behind the first.
+  __device__ const unsigned char* wait_full(int& gap) {
+    const unsigned char* rows = ring.wait();
+    if constexpr (Pages::kHalves == 2) gap = static_cast<int>(ring.wait() - rows) - S::kFullTile / 2;
+    return rows;
+  }
+  __device__ void release_full() {
+    release();
+    if constexpr (Pages::kHalves == 2) fill();
+  }
+  __device__ void go_through(int run, Warp<Pages>& warp, const uint2 (*q)[S::kTiles][32]) {
 #pragma unroll 1
-    for (int left = __popc(__ballot_sync(~0u, has_packed(run))); left > 0; left--) {
-      warp.packed.take(ring.wait(), warp.sums);
-      __syncwarp();  // all lanes have read the stage
-      fill();
-    }
+    for (int left = __popc(__ballot_sync(~0u, has_packed(run))); left > 0; left--)
+      warp.packed.take([&] { return ring.wait(); }, [&] { release(); }, warp.sums);
 #pragma unroll 1
     for (uint32_t left = __ballot_sync(~0u, has_full(run)); left; left &= left - 1) {
       const bool own = full_page(run, __ffs(left) - 1) == tile.query_page;
       uint32_t p[NT][2];
       float worth[NT];
+      int gap = 0;
+      const unsigned char* keys = wait_full(gap);
       warp.full.keys(
-          ring.wait(), w % 4, own, [&](int nt, int i) { return q[nt][i][ring.lane]; }, warp.sums, p, worth);
-      __syncwarp();
-      fill();
-      warp.full.values(ring.wait(), w % 4, own, p, worth, warp.sums);
-      __syncwarp();
-      fill();
+          keys, w % 4, own, [&](int nt, int i) { return q[nt][i][ring.lane]; }, warp.sums, p, worth, gap);
+      release_full();
+      const unsigned char* values = wait_full(gap);
+      warp.full.values(values, w % 4, own, p, worth, warp.sums, gap);
+      release_full();
     }
   }
 };
@@ -267,8 +293,8 @@ __device__ void prepare_full(const float (*rows)[D + 16], int n_pairs, uint2 (*o
 
 /// How the warps' results of a run are merged, from warp 0 on, as Softmax::add would: factors of what is
 /// there and of what comes. By one thread of each pair.
-template <int D, int NT>
-__device__ void prepare_merge(Shared<D, NT>& shared, int pair) {
+template <class Pages>
+__device__ void prepare_merge(Shared<Pages>& shared, int pair) {
   float m = shared.warps.m[0][pair], l = shared.warps.l[0][pair];
 #pragma unroll
   for (int w = 1; w < kWarps; w++) {
@@ -280,8 +306,8 @@ __device__ void prepare_merge(Shared<D, NT>& shared, int pair) {
   shared.m[pair] = m;
   shared.l[pair] = l;
 }
-template <int D, int NT>
-__device__ Softmax merge_warps(const Shared<D, NT>& shared, int pair, int channel) {
+template <class Pages>
+__device__ Softmax merge_warps(const Shared<Pages>& shared, int pair, int channel) {
   float o = shared.warps.o[0][pair][channel];
 #pragma unroll
   for (int w = 1; w < kWarps; w++) {
@@ -291,27 +317,28 @@ __device__ Softmax merge_warps(const Shared<D, NT>& shared, int pair, int channe
   return {shared.m[pair], shared.l[pair], o};
 }
 
-template <int D, int NT>
-using Merger = RunMerger<D, NT, kThreads, Shared<D, NT>::kReusable>;
+template <class Pages>
+using Merger = RunMerger<Pages::kHeadDim, Pages::kNT, kThreads, Shared<Pages>::kReusable>;
 
-template <int D, int NT, bool kCapped>
+template <class Pages>
 __device__ __forceinline__ void attend_segment(const AttendArgs& args, const AttendSegment& segment,
-                                               Shared<D, NT>& shared, Softmax* totals, Ring<D, NT>& ring,
+                                               Shared<Pages>& shared, Softmax* totals, Ring<Pages>& ring,
                                                uint32_t& n_fetched) {
+  constexpr int D = Pages::kHeadDim, NT = Pages::kNT;
   const AttendTile& tile = segment.tile;
   const int n_runs = Runs{tile.query_page}.count(), n_own = segment.end_run - segment.first_run;
   const Pairs<D> pairs{args, tile, segment.kv_head};
   QueriesAhead<D, NT> ahead;
   if (!args.overlaps) ahead.load(pairs);  // before the pages, or they would wait behind these
-  Part<D, NT, kCapped> part(ring, args, segment);
+  Part<Pages> part(ring, args, segment);
   if (args.overlaps) {
     wait_for_inputs();
     ahead.load(pairs);
   }
   ahead.store(shared.q);
   __syncthreads();
-  Warp<D, NT, kCapped> warp(args, tile);
-  warp.packed.prepare(shared.q, pairs.n());
+  Warp<Pages> warp(args, tile);
+  warp.packed.prepare(shared.q, pairs.n(), shared.queries);
   prepare_full<D, NT>(shared.q, pairs.n(), shared.q_bf16);
   __syncthreads();
   const bool whole = n_own == n_runs;  // else others have runs of this tile, too
@@ -351,28 +378,29 @@ __device__ __forceinline__ void attend_segment(const AttendArgs& args, const Att
     }
   }
   if (!whole && arrive_last(args.arrivals + segment.owner, n_own, n_runs, shared.is_last))
-    Merger<D, NT>(&shared, &shared.runs_fetched, n_fetched)
+    Merger<Pages>(&shared, &shared.runs_fetched, n_fetched)
         .merge(partials(), n_runs, n_values,
                [&](int pair, int channel, float x) { args.out[pairs.row_of(pair) * D + channel] = x; });
   if (segment.next >= 0) __syncthreads();  // all of this has been read
 }
 
-template <int D, int NT>
-inline constexpr int kSharedBytes = sizeof(Shared<D, NT>) + sizeof(Softmax) * 4 * NT* D;
+template <class Pages>
+inline constexpr int kSharedBytes = sizeof(Shared<Pages>) + sizeof(Softmax) * 4 * Pages::kNT* Pages::kHeadDim;
 
-template <int D, int NT, bool kCapped>
-__global__ void __launch_bounds__(kThreads, attend_blocks(D, 4 * NT)) attend_kernel(const AttendArgs args) {
+template <class Pages>
+__global__ void __launch_bounds__(kThreads, attend_blocks(Pages::kHeadDim, 4 * Pages::kNT))
+    attend_kernel(const AttendArgs args) {
   extern __shared__ __align__(128) unsigned char raw[];
-  auto& shared = *reinterpret_cast<Shared<D, NT>*>(raw);
-  auto* totals = reinterpret_cast<Softmax*>(raw + sizeof(Shared<D, NT>));  // [pairs · D], where it is needed
+  auto& shared = *reinterpret_cast<Shared<Pages>*>(raw);
+  auto* totals = reinterpret_cast<Softmax*>(raw + sizeof(Shared<Pages>));  // [pairs · D], where it is needed
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const int w = threadIdx.x / 32;
-  if (threadIdx.x % 32 < Shared<D, NT>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32], 1);
+  if (threadIdx.x % 32 < Shared<Pages>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32], 1);
   if (threadIdx.x == 0) barrier_init(&shared.runs_fetched, 1);
   barrier_fence();
   __syncwarp();
 #endif
-  Ring<D, NT> ring{shared, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32};
+  Ring<Pages> ring{shared, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32};
   uint32_t n_fetched = 0;
   int at = blockIdx.x;
 #pragma unroll 1
@@ -380,15 +408,16 @@ __global__ void __launch_bounds__(kThreads, attend_blocks(D, 4 * NT)) attend_ker
     const AttendSegment& segment = args.segments[at];  // read again where it is needed: registers are scarce
     if (segment.end_run == 0) return wait_for_inputs();
     at = segment.next;
-    attend_segment<D, NT, kCapped>(args, segment, shared, totals, ring, n_fetched);
+    attend_segment<Pages>(args, segment, shared, totals, ring, n_fetched);
   } while (at >= 0);
 }
 
-template <int D, int NT, bool kCapped>
+template <class Pages>
 void launch(const AttendArgs& args, cudaStream_t stream) {
-  constexpr int kBytes = kSharedBytes<D, NT>;
-  static_assert(attend_blocks(D, 4 * NT) * (kBytes + 1024) <= 228 * 1024);  // of Hopper; others hold fewer
-  const auto kernel = attend_kernel<D, NT, kCapped>;
+  constexpr int kBytes = kSharedBytes<Pages>;
+  static_assert(attend_blocks(Pages::kHeadDim, 4 * Pages::kNT) * (kBytes + 1024) <=
+                228 * 1024);  // of Hopper; others hold fewer
+  const auto kernel = attend_kernel<Pages>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (args.overlaps)
     launch_overlapped(kernel, args.n_blocks, kThreads, kBytes, stream, args);
@@ -400,10 +429,17 @@ void launch(const AttendArgs& args, cudaStream_t stream) {
 
 template <int D>
 void launch_attend_for(const AttendArgs& args, int pairs, cudaStream_t stream) {
-  if (args.soft_cap > 0) return launch<D, 1, true>(args, stream);
+  if (args.soft_cap > 0) return launch<PackedPages<D, 1, true>>(args, stream);
   if constexpr (D <= 192)  // shared memory
-    if (pairs > 4) return launch<D, 2, false>(args, stream);
-  launch<D, 1, false>(args, stream);
+    if (pairs > 4) return launch<PackedPages<D, 2, false>>(args, stream);
+  launch<PackedPages<D, 1, false>>(args, stream);
+}
+
+template <int D>
+void launch_attend_channels_for(const AttendArgs& args, int pairs, cudaStream_t stream) {
+  if (args.soft_cap > 0) return launch<ChannelPages<D, 1, true>>(args, stream);
+  if (pairs > 4) return launch<ChannelPages<D, 2, false>>(args, stream);
+  launch<ChannelPages<D, 1, false>>(args, stream);
 }
 
 }  // namespace kv2::cuda

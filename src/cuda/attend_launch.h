@@ -11,6 +11,9 @@ template <int D>
 void launch_attend_for(const AttendArgs& args, int pairs, cudaStream_t stream);
 
 template <int D>
+void launch_attend_channels_for(const AttendArgs& args, int pairs, cudaStream_t stream);
+
+template <int D>
 void launch_prefill_for(const AttendArgs& args, cudaStream_t stream);
 template <int D>
 size_t prefill_shared_bytes();

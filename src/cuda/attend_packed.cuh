@@ -18,6 +18,12 @@ template <int D, int NT, bool kCapped>
 struct PackedPages {
   using S = Shape<D>;
   static constexpr int kQWords = 2 * S::kSteps + S::kHalf;
+  // for attend_kernel: a page comes in one piece, tiles of full pages whole
+  static constexpr int kHeadDim = D, kNT = NT;
+  static constexpr bool kIsCapped = kCapped;
+  static constexpr int kPieces = 1, kHalves = 1, kStages = 2, kStageBytes = S::kStageBytes;
+  struct Queries {};  // nothing in shared memory
+  using WarpSums = Sums<D, NT>;
 
   const AttendArgs& args;
   const int lane, g, t;
@@ -32,7 +38,7 @@ struct PackedPages {
   __device__ void prepare(const Pairs<D>& pairs) {
     prepare_rows([&](int pair) { return pairs.q_row(pair); }, pairs.n());
   }
-  __device__ void prepare(const float (*rows)[D + 16], int n_pairs) {
+  __device__ void prepare(const float (*rows)[D + 16], int n_pairs, Queries&) {
     prepare_rows([&](int pair) { return rows[pair]; }, n_pairs);
   }
   template <class Row>
@@ -148,15 +154,7 @@ struct PackedPages {
   __device__ __forceinline__ void add_tile(Sums<D, NT>& sums, int tile, const uint4& w0, const uint4& w1,
                                            const uint32_t (&p)[NT][4], const float (&worth)[NT]) const {
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-      int c[4] = {};
-      mma_codes<Digits::Unsigned>(c, field<F>(w0.x), field<F>(w0.y), field<F>(w0.z), field<F>(w0.w), p[nt][0],
-                                  p[nt][1]);
-      mma_codes<Digits::Unsigned>(c, field<F>(w1.x), field<F>(w1.y), field<F>(w1.z), field<F>(w1.w), p[nt][2],
-                                  p[nt][3]);
-      sums.o[nt][tile][0] = fmaf(static_cast<float>(c[0] * 256 + c[1]), worth[nt], sums.o[nt][tile][0]);
-      sums.o[nt][tile][1] = fmaf(static_cast<float>(c[2] * 256 + c[3]), worth[nt], sums.o[nt][tile][1]);
-    }
+    for (int nt = 0; nt < NT; nt++) add_weighted_codes<F>(sums.o[nt][tile], w0, w1, p[nt], worth[nt]);
   }
 
   template <int kGroupAt>
@@ -219,31 +217,20 @@ struct PackedPages {
   }
 
   __device__ __forceinline__ void take(const unsigned char* page, Sums<D, NT>& sums) const {
-    float s[NT][8], largest[NT], worth[NT];
+    float s[NT][8], worth[NT];
     add_logits<0>(s, page);
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-      if constexpr (kCapped)
-#pragma unroll
-        for (int i = 0; i < 8; i++) s[nt][i] = capped(args, s[nt][i] * unit[nt]);
-      float x = fmaxf(s[nt][0], s[nt][1]);
-#pragma unroll
-      for (int i = 2; i < 8; i++) x = fmaxf(x, s[nt][i]);
-      largest[nt] = over_tokens(x);
-      if constexpr (!kCapped) largest[nt] *= unit[nt];
-    }
-    sums.raise(largest, worth);
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        s[nt][i] = exp2_fast(fmaf(s[nt][i], kCapped ? 1.0f : unit[nt], -largest[nt]));
-        sum += s[nt][i];
-      }
-      sums.l[nt] = fmaf(sum, worth[nt], sums.l[nt]);
-    }
+    weights_of_logits<kCapped>(args, unit, s, sums, worth);
     add_group<0>(sums, s, worth, page);
+  }
+  template <class Next, class Release>
+  __device__ __forceinline__ void take(const Next& next, const Release& release, WarpSums& sums) const {
+    take(next(), sums);
+    release();
+  }
+  template <class Ring>
+  __device__ __forceinline__ static void fetch(Ring& ring, const AttendArgs& args, int32_t slot, int kv_head,
+                                               int) {
+    ring.fill(args.packed.head(slot, kv_head), S::kBytes);
   }
 };
 

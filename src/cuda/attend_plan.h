@@ -64,6 +64,8 @@ inline size_t partial_bytes(const AttendPlan& plan, const KvShape& shape, int pa
 /// else runs in attend_generic.cu.
 std::span<const int> attend_head_dims();
 bool attend_has(int head_dim, int group);
+/// Whether packed pages may be kept in the order of channel_order.h.
+bool attend_channels_has(int head_dim);
 /// The best kernel for prompts on the current device.
 PrefillKernel prefill_kernel_for(int head_dim, int group, float soft_cap);
 

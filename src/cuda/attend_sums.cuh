@@ -12,11 +12,12 @@ namespace kv2::cuda::attention {
 /// log2 by which a logit may exceed the one that sums are relative to, so that these are seldom rescaled.
 inline constexpr float kSlack = 8;
 
-template <int D, int NT>
+/// `kGroups`: of channels that V's offsets have.
+template <int D, int NT, int kGroups = Shape<D>::kGroups>
 struct Sums {
   using S = Shape<D>;
   float o[NT][S::kTiles][2];  // times 4^(tile % 4) where the tile belongs to a quad; see Shape::v_field
-  float m[NT], l[NT], z[NT][S::kGroups];
+  float m[NT], l[NT], z[NT][kGroups];
 
   __device__ void start() {
 #pragma unroll
@@ -24,7 +25,7 @@ struct Sums {
 #pragma unroll
       for (int i = 0; i < S::kTiles; i++) o[nt][i][0] = o[nt][i][1] = 0;
 #pragma unroll
-      for (int s = 0; s < S::kGroups; s++) z[nt][s] = 0;
+      for (int s = 0; s < kGroups; s++) z[nt][s] = 0;
       m[nt] = kLowest, l[nt] = 0;
     }
   }
@@ -42,7 +43,7 @@ struct Sums {
         m[nt] = n;
         l[nt] *= r;
 #pragma unroll
-        for (int s = 0; s < S::kGroups; s++) z[nt][s] *= r;
+        for (int s = 0; s < kGroups; s++) z[nt][s] *= r;
 #pragma unroll
         for (int i = 0; i < S::kTiles; i++) {
           o[nt][i][0] *= r;
@@ -62,13 +63,13 @@ struct Sums {
       for (int mask = 4; mask < 32; mask <<= 1) {
         l[nt] += __shfl_xor_sync(~0u, l[nt], mask);
 #pragma unroll
-        for (int s = 0; s < S::kGroups; s++) z[nt][s] += __shfl_xor_sync(~0u, z[nt][s], mask);
+        for (int s = 0; s < kGroups; s++) z[nt][s] += __shfl_xor_sync(~0u, z[nt][s], mask);
       }
 #pragma unroll
       for (int i = 0; i < S::kTiles; i++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-          o[nt][i][r] = fmaf(o[nt][i][r], quarter(S::v_field(i)), z[nt][16 * i / S::kGroup]);
+          o[nt][i][r] = fmaf(o[nt][i][r], quarter(S::v_field(i)), z[nt][16 * i * kGroups / D]);
     }
   }
 };
@@ -84,6 +85,47 @@ __device__ inline float over_tokens(float x) {
 __device__ inline float capped(const AttendArgs& args, float x) {
   const float cap = args.soft_cap * kLog2e;
   return cap * tanhf(x * __frcp_rn(cap));
+}
+
+/// A page's logits in units, s[nt][token of the lane], become weights relative to their largest; `worth`:
+/// what those are worth to the sums, which have them as well then.
+template <bool kCapped, int NT, class WarpSums>
+__device__ __forceinline__ void weights_of_logits(const AttendArgs& args, const float (&unit)[NT],
+                                                  float (&s)[NT][8], WarpSums& sums, float (&worth)[NT]) {
+  float largest[NT];
+#pragma unroll
+  for (int nt = 0; nt < NT; nt++) {
+    if constexpr (kCapped)
+#pragma unroll
+      for (int i = 0; i < 8; i++) s[nt][i] = capped(args, s[nt][i] * unit[nt]);
+    float x = fmaxf(s[nt][0], s[nt][1]);
+#pragma unroll
+    for (int i = 2; i < 8; i++) x = fmaxf(x, s[nt][i]);
+    largest[nt] = over_tokens(x);
+    if constexpr (!kCapped) largest[nt] *= unit[nt];
+  }
+  sums.raise(largest, worth);
+#pragma unroll
+  for (int nt = 0; nt < NT; nt++) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      s[nt][i] = exp2_fast(fmaf(s[nt][i], kCapped ? 1.0f : unit[nt], -largest[nt]));
+      sum += s[nt][i];
+    }
+    sums.l[nt] = fmaf(sum, worth[nt], sums.l[nt]);
+  }
+}
+
+/// o[2], a tile of 16 channels, += what the F-th codes of both steps' words and weights come to.
+template <int F>
+__device__ __forceinline__ void add_weighted_codes(float (&o)[2], const uint4& w0, const uint4& w1,
+                                                   const uint32_t (&p)[4], float worth) {
+  int c[4] = {};
+  mma_codes<Digits::Unsigned>(c, field<F>(w0.x), field<F>(w0.y), field<F>(w0.z), field<F>(w0.w), p[0], p[1]);
+  mma_codes<Digits::Unsigned>(c, field<F>(w1.x), field<F>(w1.y), field<F>(w1.z), field<F>(w1.w), p[2], p[3]);
+  o[0] = fmaf(static_cast<float>(c[0] * 256 + c[1]), worth, o[0]);
+  o[1] = fmaf(static_cast<float>(c[2] * 256 + c[3]), worth, o[1]);
 }
 
 }  // namespace kv2::cuda::attention

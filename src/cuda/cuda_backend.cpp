@@ -11,6 +11,7 @@
 #include "base/float16.h"
 #include "base/memory.h"
 #include "cuda/attend_plan.h"
+#include "cuda/channel_pages.h"
 #include "cuda/cuda_check.h"
 #include "cuda/device_memory.h"
 #include "cuda/gpu.h"
@@ -78,6 +79,7 @@ enum Op {
 
 class CudaBackend final : public Backend,
                           public OwnMemory,
+                          public OwnSideOrder,
                           public StepRecorder,
                           public FusedHeads,
                           public DeviceArgMax {
@@ -308,6 +310,9 @@ class CudaBackend final : public Backend,
         launch_demote_side(full, p.kv.packed, p.kv.layout.packed_page_bytes(), device, n,
                            is_v ? sides.v : sides.k, shape.n_kv_heads, d,
                            is_v ? p.v.clip_index : p.k.clip_index, is_v, stream_);
+      if (in_channel_order(part, shape))
+        launch_order_channels(p.kv.packed, p.kv.layout.packed_page_bytes(), device, n, sides.k, sides.v,
+                              shape.n_kv_heads, d, stream_);
       return check_launch("demote");
     }
     const Pool packed = packed_pool(p.kv, p.layer);
@@ -328,15 +333,16 @@ class CudaBackend final : public Backend,
     const KvShape& shape = p.kv.layout.shape;
     check_head_dim(shape.head_dim);
     const bool reads_packed = p.kv.rule.quantized && p.kv.layout.packs();
-    const bool in_sides = reads_packed && !p.kv.layout.layer(p.layer).int2_heads();
-    const int group =
-        reads_packed && !in_sides ? p.kv.layout.int2(p.layer).group : default_group(shape.head_dim);
-    const bool fast = !in_sides && attend_has(shape.head_dim, group);
+    const bool channels = reads_packed && in_channel_order(p.kv.layout.layer(p.layer), shape);
+    const bool in_sides = reads_packed && !channels && !p.kv.layout.layer(p.layer).int2_heads();
+    const int group = reads_packed && !in_sides && !channels ? p.kv.layout.int2(p.layer).group
+                                                             : default_group(shape.head_dim);
+    const bool fast = channels || (!in_sides && attend_has(shape.head_dim, group));
     const bool one_each = std::all_of(p.sequences.begin(), p.sequences.end(),
                                       [](const SequenceView& s) { return s.n_rows <= 1; });
     const int pairs = in_sides ? kFormatPairs : attend_pairs(shape, one_each, p.soft_cap);
     const PrefillKernel prefill =
-        in_sides ? PrefillKernel::None : prefill_kernel_for(shape.head_dim, group, p.soft_cap);
+        in_sides || channels ? PrefillKernel::None : prefill_kernel_for(shape.head_dim, group, p.soft_cap);
     const AttendPlan& plan =
         planner_.plan(p.sequences, shape, p.kv.rule,
                       {pairs, info_.n_multiprocessors, prefill, in_sides ? kFormatBlocks : 0});
@@ -348,6 +354,9 @@ class CudaBackend final : public Backend,
                        plan.max_runs, plan.merges, overlaps, p.softmax_scale, p.soft_cap, partials_.data(),
                        arrivals_.data()))
       return;
+    const Pool packed = in_sides   ? Pool{p.kv.packed, p.kv.layout.packed_page_bytes(), 0}
+                        : channels ? channels_pool(p.kv, p.layer)
+                                   : packed_pool(p.kv, p.layer);
     AttendArgs args{.q = p.q,
                     .out = p.out,
                     .tiles = tiles,
@@ -357,8 +366,7 @@ class CudaBackend final : public Backend,
                     .head_dim = shape.head_dim,
                     .group = group,
                     .full = full_pool(p.kv, p.layer),
-                    .packed = in_sides ? Pool{p.kv.packed, p.kv.layout.packed_page_bytes(), 0}
-                                       : packed_pool(p.kv, p.layer),
+                    .packed = packed,
                     .softmax_scale = p.softmax_scale,
                     .soft_cap = p.soft_cap,
                     .segments = segments,
@@ -376,6 +384,12 @@ class CudaBackend final : public Backend,
     if (in_sides) {
       const Sides sides = sides_of(p.kv, p.layer);
       launch_attend_formats(args, sides.k, sides.v, stream_);
+    } else if (channels) {
+      const Sides sides = sides_of(p.kv, p.layer);
+      const LayerLayout& part = p.kv.layout.layer(p.layer);
+      args.channels = {static_cast<int32_t>(sides.k.first_head), static_cast<int32_t>(part.k_bytes),
+                       sides.k.norm};
+      launch_attend_channels(args, pairs, stream_);
     } else if (fast) {
       launch_attend(args, pairs, stream_);
     } else {
@@ -395,6 +409,12 @@ class CudaBackend final : public Backend,
     KV2_CHECK(canonical.size() == sizeof(bf16) * 2 * kPageTokens * static_cast<size_t>(head_dim));
     full_from_canonical(canonical.data(), head_dim, own.data());
     upload(page, own.data(), own.size());
+  }
+  void sides_to_canonical(const LayerLayout& layer, const KvShape& shape, std::byte* part) const override {
+    if (in_channel_order(layer, shape)) channels_to_canonical(layer, shape, part);
+  }
+  void sides_from_canonical(const LayerLayout& layer, const KvShape& shape, std::byte* part) const override {
+    if (in_channel_order(layer, shape)) channels_from_canonical(layer, shape, part);
   }
   void export_packed(const void* page, const Int2Layout& layout, std::span<std::byte> canonical) override {
     std::vector<std::byte> own(canonical.size());

@@ -121,6 +121,11 @@ void launch_demote_side(Pool full, std::byte* packed, size_t page_bytes, const D
                         const PackedSide& side, int n_kv_heads, int head_dim, int clip_index, bool is_v,
                         cudaStream_t stream);
 
+/// Canonical pages of keys per channel, just coded, into the order of channel_order.h: both sides of a layer.
+void launch_order_channels(std::byte* packed, size_t page_bytes, const DemotePage* pages, int n_pages,
+                           const PackedSide& k, const PackedSide& v, int n_kv_heads, int head_dim,
+                           cudaStream_t stream);
+
 // ---- attention
 /// Queries of one sequence that lie in one page and read every page in the same form: n_queries × n_heads
 /// pairs (query, head of the KV group), all with the same KV head.
@@ -202,6 +207,12 @@ struct AttendArgs {
   const AttendTile* prefill_tiles;
   int n_prefill_blocks;
   PrefillKernel prefill_kernel;
+  // of launch_attend_channels: `packed` is a layer's part, here its heads begin; norms are the first 256
+  // bytes
+  struct {
+    int32_t k_heads, v_heads;
+    bool norms;
+  } channels = {};
 };
 /// Blocks of attend_kernel that a multiprocessor holds, by its shared memory.
 constexpr int attend_blocks(int head_dim, int pairs) {
@@ -209,6 +220,8 @@ constexpr int attend_blocks(int head_dim, int pairs) {
 }
 /// `pairs`: query and head pairs of one of `tiles` at most: 4 or 8; 4 with a soft cap.
 void launch_attend(const AttendArgs& args, int pairs, cudaStream_t stream);
+/// The same for packed pages in the order of channel_order.h; no prefill_tiles.
+void launch_attend_channels(const AttendArgs& args, int pairs, cudaStream_t stream);
 /// Any head_dim and group, one block per query and head, f32 arithmetic: right, not fast.
 void launch_attend_generic(const AttendArgs& args, cudaStream_t stream);
 /// Packed pages in other formats than int2: `packed` is the whole pool, without a layer's offset. Tiles have

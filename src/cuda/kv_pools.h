@@ -37,6 +37,11 @@ inline Sides sides_of(const KvView& kv, int layer) {
           packed_side(part.v, kv.layout.shape, part.v_offset())};
 }
 
+/// Of a layer in channel order: its whole part of a page, heads found by AttendArgs::channels.
+inline Pool channels_pool(const KvView& kv, int layer) {
+  return {kv.packed + kv.layout.layer(layer).offset, kv.layout.packed_page_bytes(), 0};
+}
+
 inline Pool packed_pool(const KvView& kv, int layer) {
   if (!kv.layout.packs()) return {};
   return {kv.packed + kv.layout.packed_offset(layer, 0), kv.layout.packed_page_bytes(),

@@ -37,6 +37,13 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint4 a, uint32_t b0, ui
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+/// The same on halves.
+__device__ __forceinline__ void mma_half(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
 
 /// Transpose of an 8 × 8 matrix of halves held as C fragments hold it: the result is a B fragment's register.
 __device__ __forceinline__ uint32_t transpose8x8(uint32_t x) {
@@ -48,6 +55,12 @@ __device__ __forceinline__ uint32_t transpose8x8(uint32_t x) {
 __device__ __forceinline__ float exp2_fast(float x) {  // relative error 2^-22
   float r;
   asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {  // 1 ulp
+  float r;
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x));
   return r;
 }
 

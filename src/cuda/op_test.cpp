@@ -20,7 +20,7 @@ namespace {
 
 /// The cases keep tables of pages in host memory; a GPU backend reads them on the device, where the cache
 /// puts them. Everything else goes straight through.
-class TablesOnDevice final : public Backend {
+class TablesOnDevice final : public Backend, public OwnSideOrder {
  public:
   explicit TablesOnDevice(std::unique_ptr<Backend> backend) : b_(std::move(backend)) {}
 
@@ -67,6 +67,12 @@ class TablesOnDevice final : public Backend {
   }
   void import_packed(void* page, const Int2Layout& l, std::span<const std::byte> in) override {
     b_->import_packed(page, l, in);
+  }
+  void sides_to_canonical(const LayerLayout& l, const KvShape& s, std::byte* part) const override {
+    dynamic_cast<const OwnSideOrder&>(*b_).sides_to_canonical(l, s, part);
+  }
+  void sides_from_canonical(const LayerLayout& l, const KvShape& s, std::byte* part) const override {
+    dynamic_cast<const OwnSideOrder&>(*b_).sides_from_canonical(l, s, part);
   }
 
  private:

@@ -17,6 +17,22 @@ size_t free_memory(const Backend& backend) {
   return own ? own->free_memory() : available_memory();
 }
 
+void export_sides(Backend& backend, const void* part, const LayerLayout& layer, const KvShape& shape,
+                  std::span<std::byte> canonical) {
+  backend.download(canonical.data(), part, canonical.size());
+  if (auto* own = dynamic_cast<OwnSideOrder*>(&backend))
+    own->sides_to_canonical(layer, shape, canonical.data());
+}
+
+void import_sides(Backend& backend, void* part, const LayerLayout& layer, const KvShape& shape,
+                  std::span<const std::byte> canonical) {
+  auto* order = dynamic_cast<OwnSideOrder*>(&backend);
+  if (!order) return backend.upload(part, canonical.data(), canonical.size());
+  std::vector<std::byte> own(canonical.begin(), canonical.end());
+  order->sides_from_canonical(layer, shape, own.data());
+  backend.upload(part, own.data(), own.size());
+}
+
 void run_step(Backend& backend, const std::function<void()>& ops) {
   if (auto* recorder = dynamic_cast<StepRecorder*>(&backend)) return recorder->run_step(ops);
   ops();

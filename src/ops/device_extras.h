@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 
 #include "ops/backend.h"
 
@@ -15,6 +16,23 @@ class OwnMemory {
   virtual ~OwnMemory() = default;
   virtual size_t free_memory() const = 0;
 };
+
+/// Packed pages in another format than int2 in an order of the backend's own, of the canonical size.
+class OwnSideOrder {
+ public:
+  virtual ~OwnSideOrder() = default;
+  /// A layer's part of a page in host memory, in place.
+  virtual void sides_to_canonical(const LayerLayout& layer, const KvShape& shape, std::byte* part) const = 0;
+  virtual void sides_from_canonical(const LayerLayout& layer, const KvShape& shape,
+                                    std::byte* part) const = 0;
+};
+
+/// A layer's part of a packed page, layer.bytes(), in another format than int2: the canonical form to and
+/// from device memory.
+void export_sides(Backend& backend, const void* part, const LayerLayout& layer, const KvShape& shape,
+                  std::span<std::byte> canonical);
+void import_sides(Backend& backend, void* part, const LayerLayout& layer, const KvShape& shape,
+                  std::span<const std::byte> canonical);
 
 class StepRecorder {
  public:

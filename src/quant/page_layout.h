@@ -7,8 +7,8 @@
 //   docs/page-format.md
 //
 // A backend's private layout of a head page has exactly the canonical size. In any other format than int2 a
-// layer's packed part is K's side and V's side, all KV heads each, in canonical form on every backend
-// (page_codec.h).
+// layer's packed part is K's side and V's side, all KV heads each, in canonical form (page_codec.h) or a
+// private one of the same size (export_sides in ops/device_extras.h).
 #pragma once
 
 #include <cstddef>

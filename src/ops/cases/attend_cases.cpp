@@ -124,6 +124,28 @@ void add_formats(std::vector<OpCase>& all) {
     c.world.k = f.k, c.world.v = f.v;
     all.push_back(c.build());
   }
+  // keys per channel where kernels may have an order of pages for them, with means that stand out
+  for (const int d : {64, 128})
+    for (const FormatCase& f : other_formats(d)) {
+      if (f.k.codec != CodecId::Channel || f.k.group != 32 || f.k.kept > 0) continue;
+      for (const float mean : {0.5f, 3.0f}) {
+        AttendCase c{fmt::format("{}, mean {}", f.name, mean), world_of(2, 4, d, 1, 1, ragged_tokens()),
+                     ragged_segments()};
+        c.world.k = f.k, c.world.v = f.v;
+        c.world.key_mean = mean;
+        all.push_back(c.build());
+        c.soft_cap = 8.0f;
+        c.name += ", soft cap";
+        all.push_back(c.build());
+      }
+      AttendCase c{
+          f.name + ", long decode", world_of(1, 3, d, 1, 4, {2600, 2561}), {{0, 2599, 1}, {1, 2560, 1}}};
+      c.world.k = f.k, c.world.v = f.v;
+      all.push_back(c.build());
+      c.nan_query = true;
+      c.name = f.name + ", NaN in a query";
+      all.push_back(c.build());
+    }
 }
 
 /// The same queries in chunks, alone, in batches; from first_pos of each sequence on, where the pages before

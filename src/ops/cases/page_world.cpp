@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "ops/device_extras.h"
 #include "quant/int2/int2.h"
 #include "quant/page_codec.h"
 
@@ -44,6 +45,7 @@ std::vector<FormatCase> other_formats(int head_dim) {
           {"bf16", bf16, bf16},
           {"kivi", channel(32, TokenNorm::Off, 0, 0), affine(2, 32, OffsetKind::Stored)},
           {"omni", channel(64, TokenNorm::AllHeads, 0, 0), affine(2, 32, OffsetKind::Stored)},
+          {"omni2", channel(32, TokenNorm::AllHeads, 0, 0), affine(2, 32, OffsetKind::Stored)},
           {"ott and kitty", channel(32, TokenNorm::Off, 3, 0), channel(64, TokenNorm::Off, 0, 8)},
           {"turboquant", {.codec = CodecId::Gauss, .bits = 3}, {.codec = CodecId::Qjl, .bits = 2}}};
 }
@@ -215,7 +217,8 @@ void DevicePages::fill_packed() const {
           backend_->import_packed(packed_page(s, page) + layout_.packed_offset(layer, h), layout_.int2(layer),
                                   bytes);
         else
-          backend_->upload(packed_page(s, page) + layout_.layer(layer).offset, bytes.data(), bytes.size());
+          import_sides(*backend_, packed_page(s, page) + layout_.layer(layer).offset, layout_.layer(layer),
+                       layout_.shape, bytes);
       }
 }
 
@@ -274,8 +277,8 @@ std::vector<std::byte> DevicePages::export_all_packed() const {
           backend_->export_packed(packed_page(s, page) + layout_.packed_offset(layer, h), layout_.int2(layer),
                                   page_bytes);
         else
-          backend_->download(page_bytes.data(), packed_page(s, page) + layout_.layer(layer).offset,
-                             page_bytes.size());
+          export_sides(*backend_, packed_page(s, page) + layout_.layer(layer).offset, layout_.layer(layer),
+                       layout_.shape, page_bytes);
         out.insert(out.end(), page_bytes.begin(), page_bytes.end());
       }
     }
