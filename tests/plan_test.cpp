@@ -22,6 +22,8 @@ class Plan : public testing::TestWithParam<std::string> {};
 
 TEST_P(Plan, EqualsWhatIsAllocatedWithinOnePercent) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer's allocator does not count";
+  // Chunks of huge pages reserve more than they use: the end of the last one is never touched.
+  ASSERT_EQ(setenv("KV2_HUGE_PAGES", "0", 1), 0);
   const std::string path = write_random_model(
       {.n_layers = 4, .hidden = 512, .n_heads = 8, .n_kv_heads = 2, .intermediate = 1536, .vocab = 2048});
   const CacheSpec spec = CacheSpec::parse(GetParam());

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,14 +17,20 @@
 
 namespace kv2::cpu {
 
+/// KV2_HUGE_PAGES=0 in the environment: no memory begins at a huge page or asks for one.
+inline bool wants_huge_pages() {
+  const char* wish = std::getenv("KV2_HUGE_PAGES");
+  return !wish || std::string_view(wish) != "0";
+}
+
 /// 64-byte aligned memory; throws OutOfMemory naming the size. From 4 MiB on it begins at a huge page and
 /// asks for such: a decode step touches thousands of 4 KiB pages in an order of its own, more than a TLB
-/// holds.
+/// holds. What that reserves beyond `bytes`, up to 4 MiB, is never touched.
 inline void* allocate_aligned(size_t bytes) {
   constexpr size_t kHuge = size_t{2} << 20;
   void* p = nullptr;
   const size_t rounded = bytes > SIZE_MAX - 64 ? 0 : (bytes + 63) / 64 * 64;
-  if (rounded >= 2 * kHuge && rounded <= SIZE_MAX - kHuge) {
+  if (rounded >= 2 * kHuge && rounded <= SIZE_MAX - kHuge && wants_huge_pages()) {
     p = std::aligned_alloc(kHuge, (rounded + kHuge - 1) / kHuge * kHuge);
     // The whole huge pages of what was asked for; a wish, so there is no error to handle.
     if (p) ::madvise(p, rounded / kHuge * kHuge, MADV_HUGEPAGE);

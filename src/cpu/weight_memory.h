@@ -16,7 +16,7 @@ class WeightMemory {
   /// 64-byte aligned, uninitialised; a chunk is released with the last piece of it. One caller at a time.
   std::shared_ptr<std::byte> take(size_t bytes) {
     const size_t size = (bytes + 63) / 64 * 64;
-    if (size > kChunk / 2) {  // a chunk of its own
+    if (size > kChunk / 2 || !wants_huge_pages()) {  // a chunk of its own
       const auto own = std::make_shared<AlignedBuffer>(size);
       return {own, own->as<std::byte>()};
     }
