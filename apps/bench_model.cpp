@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "engine/transforms.h"
+#include "ops/device_extras.h"
 
 namespace kv2::app {
 namespace {
@@ -59,7 +60,8 @@ class ModelBench {
       if (o_.wants("batch"))
         for (const int n : o_.batches) report.add(decode(depth, n, "batch", -1));
     }
-    if (o_.wants("decode")) {
+    // of a device with memory of its own neither weights nor pages are this process's
+    if (o_.wants("decode") && !dynamic_cast<const OwnMemory*>(&model_.backend())) {
       const int64_t deepest = cache_->n_tokens(base_);
       report.add_memory({.name = fmt::format("{} depth {}", spec_.method_text(), deepest),
                          .resident = resident_memory(),
