@@ -97,8 +97,11 @@ std::vector<Ids> PromptSource::read(const Session& session) const {
     throw_error(ErrorCode::BadArgument,
                 "no prompts: give --prompts FILE, or --text FILE or --tokens FILE.npy");
   const auto n_sources = static_cast<int64_t>(sources.size());
+  if (n_sources > pieces)
+    throw_error(ErrorCode::BadArgument, "{} texts and {} pieces of them: give --pieces {} or more", n_sources,
+                pieces, n_sources);
   std::vector<Ids> out(static_cast<size_t>(pieces));
-  for (int64_t s = 0; s < std::min<int64_t>(n_sources, pieces); s++) {
+  for (int64_t s = 0; s < n_sources; s++) {
     const int64_t n_own = (pieces - s + n_sources - 1) / n_sources;  // pieces s, s + n_sources, …
     std::vector<Ids> own = cut(session, sources[static_cast<size_t>(s)].read(session), n_own);
     for (int64_t i = 0; i < n_own; i++)

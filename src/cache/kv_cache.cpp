@@ -36,6 +36,18 @@ CachePlan checked_plan(const Backend& backend, const CacheSpec& spec, const KvSh
   return plan;
 }
 
+/// What a method leaves open, by the bits of a side. At few bits one wide step: of several, the
+/// least metric error picks narrow ranges, and what they clip costs more than the metric, a mean over all
+/// tokens, says. At 4 bits ranges are wide anyway and the choice pays (numbers: docs/research.md).
+/// A change here changes bytes of pages: it needs another number in CacheSpec::hash().
+FeedbackSearch search_of(const Method& method, int bits) {
+  FeedbackSearch out;
+  const std::vector<float> by_bits = bits < 4 ? std::vector{1.2f} : std::vector{1.0f, 1.1f};
+  for (const float step : method.steps.empty() ? by_bits : method.steps) out.steps[out.n_steps++] = step;
+  out.refits = method.refits;
+  return out;
+}
+
 }  // namespace
 
 KvCache::Impl::Impl(Backend& backend, const CacheSpec& spec, const KvShape& shape,
@@ -91,22 +103,6 @@ void KvCache::Impl::drop_pages(Sequence& s) {
       if (slot >= 0) pool(form).drop(slot);
   s.table.clear();
 }
-
-namespace {
-
-/// What a method leaves open, by the bits of a side. At few bits one wide step: of several, the
-/// least metric error picks narrow ranges, and what they clip costs more than the metric, a mean over all
-/// tokens, says. At 4 bits ranges are wide anyway and the choice pays (numbers: docs/research.md).
-/// A change here changes bytes of pages: it needs another number in CacheSpec::hash().
-FeedbackSearch search_of(const Method& method, int bits) {
-  FeedbackSearch out;
-  const std::vector<float> by_bits = bits < 4 ? std::vector{1.2f} : std::vector{1.0f, 1.1f};
-  for (const float step : method.steps.empty() ? by_bits : method.steps) out.steps[out.n_steps++] = step;
-  out.refits = method.refits;
-  return out;
-}
-
-}  // namespace
 
 Coder KvCache::Impl::coder(int layer, bool values) const {
   KV2_CHECK(layer >= 0 && layer < shape.n_layers, "layer {} of {}", layer, shape.n_layers);

@@ -232,6 +232,29 @@ TEST(KvCacheMemory, CoderTablesArriveAtTheirLayerAndSide) {
   }
 }
 
+// A change here changes bytes of pages: CacheSpec::hash() needs another number then.
+TEST(KvCacheMemory, StepsThatAMethodLeavesOpenGoByTheBits) {
+  std::mt19937 random(9);
+  const KvShape shape{.n_layers = 1, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16};
+  for (const int bits : {1, 2, 3, 4}) {
+    const CacheSpec spec =
+        CacheSpec::parse(fmt::format("kv2:rotation=u,centre=off,bits-k={},bits-v={}", bits, bits));
+    FittedMethod fitted;
+    fitted.transforms.push_back(
+        {random_transform(shape, false, random), random_transform(shape, false, random)});
+    fitted.factors.push_back({random_factors(shape, 16, random), random_factors(shape, 16, random)});
+    fitted.clips.emplace_back(1.0f, 1.0f);
+    FakeBackend backend;
+    const KvCache cache(backend, spec, shape, {.context_tokens = 1000}, fitted);
+    for (const Coder& coder : {cache.coder_k(0), cache.coder_v(0)}) {
+      ASSERT_EQ(coder.kind, CoderKind::Feedback);
+      EXPECT_EQ(coder.search.refits, 1);
+      const std::vector<float> steps(coder.search.steps, coder.search.steps + coder.search.n_steps);
+      EXPECT_EQ(steps, bits < 4 ? std::vector{1.2f} : (std::vector{1.0f, 1.1f})) << bits << " bits";
+    }
+  }
+}
+
 TEST(KvCacheFork, SharesCompletePagesAndCopiesTheUnfinishedOne) {
   for (const int n : {1, 63, 64, 65, 640, 700}) {
     World world(int2_spec(), {.context_tokens = 1000, .n_sequences = 3, .chunk_tokens = 100});

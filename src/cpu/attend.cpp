@@ -364,7 +364,7 @@ void Attention::cut_segments(const AttendParams& p, const std::vector<QueryTile>
   const auto cost_of = [&](const QueryTile& t, int run, int end) {  // a full page takes two packed ones' time
     int cost = 0;
     for (int page = run * kRunPages; page < std::min(end * kRunPages, t.query_page() + 1); page++)
-      cost += p.kv.rule.packed(t.query_page(), page) ? 1 : 2;
+      cost += !t.reads_full && p.kv.rule.packed(t.query_page(), page) ? 1 : 2;
     return cost;
   };
   int left = 0;

@@ -13,14 +13,16 @@ namespace kv2::cpu {
 
 class WeightMemory {
  public:
-  /// 64-byte aligned, uninitialised; a chunk is released with the last piece of it. One caller at a time.
+  /// 64-byte aligned, uninitialised; a chunk is released with the last piece of it, the newest one with this
+  /// object. One caller at a time.
   std::shared_ptr<std::byte> take(size_t bytes) {
     const size_t size = (bytes + 63) / 64 * 64;
     if (size > kChunk / 2 || !wants_huge_pages()) {  // a chunk of its own
       const auto own = std::make_shared<AlignedBuffer>(size);
       return {own, own->as<std::byte>()};
     }
-    if (!chunk_ || used_ + size > kChunk) {  // what is left stays untouched, so it takes no memory
+    if (!chunk_ ||
+        used_ + size > kChunk) {  // what is left is untouched, so at most one huge page of it is memory
       chunk_ = std::make_shared<AlignedBuffer>(kChunk);
       used_ = 0;
     }

@@ -2,8 +2,8 @@
 // Attention over layers whose packed pages are not int2 head pages (PackedSide): a block takes a segment of
 // one tile's runs, decodes K, then V of each page to f32 in shared memory, and multiplies there. Any head_dim
 // up to 512. Runs, and the order in which they are merged, are those of attend_kernel.cuh, so that a query's
-// bits depend on page numbers alone. Right and split over the GPU, but without tensor cores: about a tenth of
-// what int2 reaches.
+// bits depend on page numbers alone. Right and split over the GPU, but without tensor cores: about a sixtieth
+// of what int2 reaches.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

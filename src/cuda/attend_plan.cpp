@@ -9,8 +9,8 @@
 namespace kv2::cuda {
 namespace {
 
-/// The longest tile is taken to be this much longer at most, so that a plan lasts for 8,192 tokens of
-/// decoding.
+/// The longest tile is taken to be this much longer at most, so that partial results keep their size for
+/// 8,192 tokens of decoding.
 constexpr int kStepPages = 128;
 
 /// What a block's time is made of, in packed pages: measured on an H200, head_dim 128 (some 300 cycles each).

@@ -41,7 +41,7 @@ struct AttendLimits {
 AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& shape, const Visibility& rule,
                        const AttendLimits& limits);
 
-/// The plan of the call before where nothing has changed: all layers of a step have the same.
+/// The plan of the call before where nothing has changed: layers of one kind have the same in a step.
 class AttendPlanner {
  public:
   const AttendPlan& plan(std::span<const SequenceView> sequences, const KvShape& shape,

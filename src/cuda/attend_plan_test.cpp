@@ -70,7 +70,8 @@ int64_t check_segments(const KvShape& shape, const AttendPlan& plan) {
   std::vector<bool> used(plan.segments.size());
   int64_t largest = 0;
   bool cut = false;
-  EXPECT_LE(plan.n_blocks + static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads, plan.segments.size() + 1);
+  EXPECT_EQ(plan.n_blocks + (plan.n_blocks > 0 ? static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads : 0),
+            plan.segments.size());
   for (int block = 0; block < plan.n_blocks; block++) {
     int64_t pages = 0;
     for (int at = block; at >= 0;) {
@@ -91,6 +92,11 @@ int64_t check_segments(const KvShape& shape, const AttendPlan& plan) {
         pages += runs.end(run) - runs.begin(run);
       }
       at = s.next;
+      if (at >= 0) {
+        EXPECT_GE(at, plan.n_blocks) << "where another block begins";
+        EXPECT_LT(at, static_cast<int>(plan.segments.size()));
+        if (at < plan.n_blocks || at >= static_cast<int>(plan.segments.size())) break;
+      }
     }
     largest = std::max(largest, pages);
   }

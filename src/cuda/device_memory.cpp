@@ -77,8 +77,10 @@ const void* Staging::put_bytes(Key key, const void* values, size_t bytes) {
   Known& known = known_[static_cast<int>(key)];
   // see enter_next_segment
   const bool fresh = known.device && segment_ - known.segment < kSegments / 2;
-  if (fresh && known.bytes.size() == bytes && std::memcmp(known.bytes.data(), values, bytes) == 0)
+  if (fresh && known.bytes.size() == bytes &&
+      (bytes == 0 || std::memcmp(known.bytes.data(), values, bytes) == 0))
     return known.device;
+  if (bytes == 0) return nullptr;
   const size_t rounded = (bytes + 255) / 256 * 256;
   if (rounded > segment_bytes_) resize(std::max(rounded, 2 * segment_bytes_));
   if (used_ + rounded > segment_bytes_) enter_next_segment();

@@ -145,20 +145,24 @@ struct AttendTile {
 #endif
 inline constexpr int kMinRunPages = 32, kMaxRunPages = 64, kShortRuns = 512;
 /// Runs of pages, where a partial softmax begins and ends, are a function of the queries' page alone. Short
-/// ones at first, so that a short context fills more of a GPU; the last 64 pages in halves, because full
-/// pages, which are at the end, take as long as several packed ones.
+/// ones at first, so that a short context fills more of a GPU; the aligned 64 pages that hold the queries'
+/// page in halves, because full pages, which are at the end, take as long as several packed ones.
 ///   pages 0 .. 511: runs of 32     512 ..: runs of 64, but the last one of 1 to 32
 struct Runs {
   int query_page;
 
   KV2_RUNS int of(int page) const {
-    if (page < kShortRuns) return page / 32;
-    return kShortRuns / 64 + page / 64 + (page / 64 == query_page / 64 && page % 64 >= 32);
+    constexpr int kShort = kMinRunPages, kLong = kMaxRunPages;
+    if (page < kShortRuns) return page / kShort;
+    return kShortRuns / kShort - kShortRuns / kLong + page / kLong +
+           (page / kLong == query_page / kLong && page % kLong >= kShort);
   }
   KV2_RUNS int count() const { return of(query_page) + 1; }
   KV2_RUNS int begin(int run) const {
-    if (run < kShortRuns / 32) return 32 * run;
-    const int cell = 64 * (run - kShortRuns / 64), last = query_page / 64 * 64 + 32;
+    constexpr int kShort = kMinRunPages, kLong = kMaxRunPages;
+    if (run < kShortRuns / kShort) return kShort * run;
+    const int cell = kLong * (run - kShortRuns / kShort + kShortRuns / kLong),
+              last = query_page / kLong * kLong + kShort;
     return cell < last ? cell : last;
   }
   KV2_RUNS int end(int run) const { return run + 1 < count() ? begin(run + 1) : query_page + 1; }

@@ -94,8 +94,13 @@ class AlgorithmChoice {
     few_ = std::min(8, large_);
     some_ = std::min(64, large_);
     out_.reserve(sizeof(float) * large_ * static_cast<size_t>(weights.n_out()));
-    if (weights.bf16() && few_rows_fit(few_, weights.padded()))
-      in_.reserve(sizeof(kv2::bf16) * few_ * static_cast<size_t>(weights.padded()));
+    most_few_ = std::min(LinearChoice::kFew, large_);
+    if (weights.bf16() && few_rows_fit(most_few_, weights.padded()))
+      in_.reserve(sizeof(kv2::bf16) * most_few_ * static_cast<size_t>(weights.padded()));
+    int device = 0, l2_bytes = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device), "cudaDeviceGetAttribute");
+    flushed_ = 2 * static_cast<size_t>(l2_bytes);
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
   }
@@ -122,7 +127,7 @@ class AlgorithmChoice {
     if (in_.bytes() > 0) {
       const std::vector<float> own = own_outputs(few_);
       const std::vector<Found> same = equal_to(found, own);
-      if (!same.empty()) {
+      if (!same.empty() && same_floats(own_outputs(most_few_), own)) {
         LinearChoice choice = fastest(same);
         // It comes with less around it than cuBLAS's.
         choice.own_few = time_own(few_) <= 1.15f * least(same, &Found::few);
@@ -133,7 +138,7 @@ class AlgorithmChoice {
   }
 
  private:
-  static constexpr size_t kMaxOutputs = size_t{32} << 20, kFlushed = size_t{96} << 20;
+  static constexpr size_t kMaxOutputs = size_t{32} << 20;
   static constexpr int kRepeats = 4, kRow = 3;  // kRow: whose bits are compared
 
   struct Found {
@@ -246,7 +251,7 @@ class AlgorithmChoice {
     *ms = INFINITY;
     for (int i = 0; i <= repeats; i++) {
       // small weights would stay in the L2 as they never do in a model
-      check(cudaMemsetAsync(flush_.reserve(kFlushed), i, kFlushed, stream_), "cudaMemset");
+      check(cudaMemsetAsync(flush_.reserve(flushed_), i, flushed_, stream_), "cudaMemset");
       check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
       if (!run()) return false;
       check(cudaEventRecord(end_, stream_), "cudaEventRecord");
@@ -289,7 +294,8 @@ class AlgorithmChoice {
   void* workspace_;
   int n_multiprocessors_;
   const DenseLinear& weights_;
-  int few_, some_, large_;
+  int few_, some_, large_, most_few_;  // few_, some_, large_: timed
+  size_t flushed_;
   Buffer in_, out_, flush_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };

@@ -41,6 +41,7 @@ void Recorder::begin(Mode mode) {
 }
 
 const void* Recorder::put(int key, const void* values, size_t bytes) {
+  if (bytes == 0) return nullptr;
   const auto known = latest_.find(key);
   if (known != latest_.end() && known->second.bytes == bytes &&
       std::memcmp(arrays_.data() + known->second.at, values, bytes) == 0)

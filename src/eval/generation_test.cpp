@@ -53,6 +53,18 @@ TEST(Generation, ComparesTextsWithBf16) {
   EXPECT_LT(turned.distinct_4, 1);
 }
 
+TEST(Generation, CountsOfOneSideHaveTheirSignTest) {
+  const std::vector<int32_t> loop(300, 7);
+  const GeneratedTexts bf16 = {loop, loop, counting(10, 100)};
+  const GeneratedTexts texts = {counting(300, 500), counting(300, 900), counting(10, 100)};
+  GenerationResult r;
+  compare_texts(texts, bf16, {kTinyEos}, r);
+  EXPECT_EQ(r.only_bf16, 2);
+  EXPECT_DOUBLE_EQ(r.collapsed_p, 0.5);
+  EXPECT_EQ(r.stuck_only_bf16, 2);
+  EXPECT_DOUBLE_EQ(r.stuck_p, 0.5);
+}
+
 TEST(SignTest, IsTheBinomialTail) {
   EXPECT_EQ(sign_test(0, 0), 1);
   EXPECT_EQ(sign_test(3, 3), 1);

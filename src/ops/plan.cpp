@@ -32,33 +32,4 @@ std::vector<AttendTile> cut_tiles(std::span<const SequenceView> sequences, int n
   return tiles;
 }
 
-AttendPlan split_tiles(std::span<const AttendTile> tiles, int run_pages, int max_run_partials) {
-  KV2_CHECK(run_pages > 0 && max_run_partials > 0);
-  const int n_tiles = static_cast<int>(tiles.size());
-  AttendPlan plan;
-  int used = 0;  // run partials of the open wave
-  for (int t = 0; t < n_tiles; t++) {
-    const int n_runs = tiles[t].n_runs(run_pages);
-    for (int run = 0; run < n_runs; run++) {
-      if (plan.waves.empty() || (run > 0 && used == max_run_partials)) {
-        plan.waves.emplace_back();
-        used = 0;
-      }
-      AttendWave& wave = plan.waves.back();
-      const PageRange pages{run * run_pages, std::min((run + 1) * run_pages, tiles[t].query_page() + 1)};
-      const int partial = run == 0 ? t : n_tiles + used;
-      wave.tasks.push_back({t, run, pages, partial});
-      if (wave.merges.empty() || wave.merges.back().tile != t)
-        wave.merges.push_back({t, n_tiles + used, 0, false});
-      if (run > 0) {
-        wave.merges.back().n_partials++;
-        used++;
-      }
-      wave.merges.back().last = run + 1 == n_runs;
-      plan.n_partials = std::max(plan.n_partials, n_tiles + used);
-    }
-  }
-  return plan;
-}
-
 }  // namespace kv2

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of attention on random ragged batches: everything is covered once, and what a query sees of it
-// depends on its position alone.
+// Tiles of random ragged batches: every row and head once, every page in the form that the rule gives it.
 #include "ops/plan.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +31,7 @@ std::vector<SequenceView> random_batch(Random& random, int64_t longest) {
   return batch;
 }
 
-TEST(AttendPlan, TilesCoverEveryRowAndHeadOnceInOneForm) {
+TEST(AttendTiles, TilesCoverEveryRowAndHeadOnceInOneForm) {
   Random random(1);
   for (int round = 0; round < 300; round++) {
     const std::vector<SequenceView> batch = random_batch(random, 5000);
@@ -56,7 +55,7 @@ TEST(AttendPlan, TilesCoverEveryRowAndHeadOnceInOneForm) {
   }
 }
 
-TEST(AttendPlan, PackedPagesAreTheRulesPackedPages) {
+TEST(AttendTiles, PackedPagesAreTheRulesPackedPages) {
   for (int sink = 0; sink <= 3; sink++)
     for (int recent = 0; recent <= 5; recent++)
       for (int page = 0; page < 12; page++)
@@ -69,76 +68,6 @@ TEST(AttendPlan, PackedPagesAreTheRulesPackedPages) {
               ASSERT_EQ(j >= packed.begin && j < packed.end, !reads_full && rule.packed(page, j))
                   << sink << "/" << recent << " query page " << page << " page " << j;
           }
-}
-
-/// Runs a plan with "(a+b)" for a merge and the run's pages for a partial. Merges of a wave run in reverse
-/// order: the order among tiles is free.
-std::map<int, std::string> execute(const std::vector<AttendTile>& tiles, const AttendPlan& plan) {
-  std::vector<std::string> partials(plan.n_partials);
-  std::map<int, std::string> written;
-  for (const AttendWave& wave : plan.waves) {
-    std::set<int> used;
-    for (const AttendTask& task : wave.tasks) {
-      EXPECT_TRUE(used.insert(task.partial).second) << "two tasks of a wave share a partial";
-      EXPECT_EQ(written.count(task.tile), 0u) << "a task after its tile was written";
-      partials.at(task.partial) = fmt::format("{}-{}", task.pages.begin, task.pages.end);
-    }
-    for (size_t i = wave.merges.size(); i-- > 0;) {
-      const AttendMerge& m = wave.merges[i];
-      for (int k = 0; k < m.n_partials; k++) {
-        EXPECT_TRUE(used.count(m.first_partial + k)) << "a partial of another wave";
-        partials.at(m.tile) = "(" + partials.at(m.tile) + "+" + partials.at(m.first_partial + k) + ")";
-      }
-      if (m.last) {
-        EXPECT_TRUE(written.emplace(m.tile, partials.at(m.tile)).second);
-      }
-    }
-  }
-  EXPECT_EQ(written.size(), tiles.size());
-  return written;
-}
-
-/// From the position alone: runs of `run_pages` pages at absolute boundaries, folded from the left.
-std::string expected_merge(int64_t pos, int run_pages) {
-  const int last = static_cast<int>(pos / kPageTokens);
-  std::string total;
-  for (int begin = 0; begin <= last; begin += run_pages) {
-    const std::string run = fmt::format("{}-{}", begin, std::min(begin + run_pages, last + 1));
-    total = begin == 0 ? run : "(" + total + "+" + run + ")";
-  }
-  return total;
-}
-
-TEST(AttendPlan, WhatAQueryReadsAndHowItIsMergedDependsOnItsPositionAlone) {
-  Random random(2);
-  for (int round = 0; round < 300; round++) {
-    const std::vector<SequenceView> batch = random_batch(random, 20000);
-    const int run_pages = 1 + random.below(20);
-    const std::vector<AttendTile> tiles = cut_tiles(batch, 1 + random.below(3), 1 + random.below(80));
-    const AttendPlan plan = split_tiles(tiles, run_pages, 1 + random.below(round % 2 ? 500 : 5));
-    const std::map<int, std::string> written = execute(tiles, plan);
-    for (const auto& [tile, merged] : written)
-      ASSERT_EQ(merged, expected_merge(tiles[tile].first_pos, run_pages));
-  }
-}
-
-TEST(AttendPlan, PartialsAreBoundedWhateverTheContext) {
-  const SequenceView s{.first_row = 0, .n_rows = 3, .first_pos = int64_t{1} << 22};
-  const std::vector<AttendTile> tiles = cut_tiles(std::span(&s, 1), 8, 64);
-  ASSERT_EQ(tiles.size(), 8u);
-  const AttendPlan plan = split_tiles(tiles, 16, 100);
-  EXPECT_EQ(plan.n_partials, 108);
-  EXPECT_GT(plan.waves.size(), 300u);  // 8 tiles of 4,097 runs
-  for (const AttendWave& wave : plan.waves) EXPECT_LE(wave.tasks.size(), 108u);
-  EXPECT_EQ(execute(tiles, plan).size(), 8u);
-}
-
-TEST(AttendPlan, NothingToDoIsAnEmptyPlan) {
-  const SequenceView idle{.first_row = 0, .n_rows = 0, .first_pos = 100};
-  EXPECT_TRUE(cut_tiles({}, 2, 16).empty());
-  EXPECT_TRUE(cut_tiles(std::span(&idle, 1), 2, 16).empty());
-  EXPECT_TRUE(split_tiles({}, 16, 4).waves.empty());
-  EXPECT_EQ(split_tiles({}, 16, 4).n_partials, 0);
 }
 
 }  // namespace
