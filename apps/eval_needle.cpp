@@ -25,12 +25,13 @@ void run(const Options& o) {
   Session s = open_judge(o.flags.eval.model, o.flags.chunk);
   NeedlePlan plan = o.plan;
   plan.task = tasks[0];
-  plan.lengths = o.flags.parsed_lengths(*s.model);
+  plan.lengths = o.flags.parsed_lengths(*s.model, specs);
   plan.answer_tokens = o.flags.answer_tokens;
   plan.seed = o.flags.seed;
   const HaystackWriter writer = o.flags.writer(s);
   const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
   const std::vector<NeedleSet> sets = make_needles(writer, plan);
+  say_beyond_context(sets, s.model->config());
   const RunRecord record(s, o.flags.eval.model, ids_of(sets), calibration);
   const auto print = [&](std::span<const NeedleCell> row) {
     if (!o.flags.eval.json) return;

@@ -74,7 +74,8 @@ void add_eval_report(CLI::App& eval) {
   app->add_option("--title", o->title, "of the page");
   auto* measured = app->add_option_group("measured set", "kld, attend and norms of a text, measured now");
   measured->add_option("--model", o->model.model, "a .gguf file or a Hugging Face directory");
-  measured->add_option("--device", o->model.device, "cpu, or reference (the scalar oracle, slow)");
+  measured->add_option("--device", o->model.device,
+                       "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
   measured->add_option("--threads", o->model.threads, "default: the cores this process may use")
       ->check(CLI::Range(0, 1024));
   measured->add_option("--max-tokens", o->max_tokens, "of the text; 0: all")->capture_default_str();

@@ -21,10 +21,10 @@ struct Options {
   int sequences = 18;
 };
 
-RulerPlan plan_of(const Options& o, const Model& model) {
+RulerPlan plan_of(const Options& o, Model& model) {
   RulerPlan plan = o.plan;
   plan.tasks = o.flags.parsed_tasks();
-  plan.lengths = o.flags.parsed_lengths(model);
+  plan.lengths = o.flags.parsed_lengths(model, o.flags.eval.specs());
   plan.answer_tokens = o.flags.answer_tokens;
   plan.seed = o.flags.seed;
   return plan;
@@ -33,7 +33,12 @@ RulerPlan plan_of(const Options& o, const Model& model) {
 /// Text for `kv2 calibrate MODEL --tokens FILE`.
 void write_training_text(const Options& o, const Session& s) {
   const RulerPlan plan = plan_of(o, *s.model);
-  const int64_t length = plan.lengths.front();
+  const int64_t length = plan.lengths.front(), trained = s.model->config().context;
+  if (length > trained)
+    throw_error(ErrorCode::BadArgument,
+                "--write-tokens: {} tokens are past the {} positions this model was trained for, and a "
+                "calibration reads none of those",
+                length, trained);
   const std::vector<int32_t> ids =
       o.flags.writer(s).training_text(plan.tasks, length, o.sequences, plan.seed);
   write_npy_tokens(o.write_tokens, ids);
@@ -56,6 +61,7 @@ void run(const Options& o) {
   } else {
     sets = read_haystacks(o.haystacks);
   }
+  say_beyond_context(sets, s.model->config());
   if (!o.write_haystacks.empty()) {
     write_haystacks(o.write_haystacks, sets);
     fmt::print("{}\n", o.write_haystacks);

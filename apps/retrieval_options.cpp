@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "eval/batch_feed.h"
 
 namespace kv2::app {
 
@@ -22,6 +23,8 @@ void RetrievalFlags::add_to(CLI::App& app, const std::string& default_task) {
   app.add_option("--length", lengths,
                  "tokens, question and answer included: --length 4096,32768; default: 4096")
       ->delimiter(',');
+  app.add_flag("--beyond-context", beyond_context,
+               "run lengths past the context that the model was trained for, too");
   app.add_option("--words", words,
                  "words of keys and values; default: words.txt of the model's folder, or built in");
   app.add_option("--essay", essay,
@@ -41,22 +44,24 @@ void RetrievalFlags::add_to(CLI::App& app, const std::string& default_task) {
 std::vector<RetrievalTask> RetrievalFlags::parsed_tasks() const {
   std::vector<RetrievalTask> out;
   for (const std::string& text : split_methods(tasks)) {
-    if (text != "ruler") {
-      out.push_back(RetrievalTask::parse(text));
-      continue;
-    }
-    for (const RetrievalTaskInfo& t : retrieval_tasks())
-      if (t.name.starts_with("niah_")) out.push_back(RetrievalTask::parse(t.name));
+    const std::vector<RetrievalTask> named = tasks_named(text);
+    out.insert(out.end(), named.begin(), named.end());
   }
   return out;
 }
 
-std::vector<int64_t> RetrievalFlags::parsed_lengths(const Model& model) const {
+std::vector<int64_t> RetrievalFlags::parsed_lengths(Model& model, const std::vector<CacheSpec>& specs) const {
   const int64_t context = model.config().context;
   if (lengths.empty()) return {std::min<int64_t>(4096, context)};
-  for (const int64_t n : lengths)
-    if (n < 1 || n > context)
+  for (const int64_t n : lengths) {
+    if (n < 1)
       throw_error(ErrorCode::BadArgument, "--length {}: this model reads 1 to {} tokens", n, context);
+    require_in_context(fmt::format("--length {}", n), n, model.config(), past_context());
+    if (n <= context) continue;
+    for (const CacheSpec& spec : specs)
+      (void)capacity_that_fits(model, spec, {.context_tokens = n, .n_sequences = 2, .chunk_tokens = chunk},
+                               2);
+  }
   return lengths;
 }
 
@@ -76,7 +81,8 @@ HaystackWriter RetrievalFlags::writer(const Session& session) const {
 RetrievalOptions RetrievalFlags::options(int most_questions) const {
   return {.chunk_tokens = chunk,
           .answer_tokens = substring() ? answer_tokens : 0,
-          .most_questions = most_questions};
+          .most_questions = most_questions,
+          .past_context = past_context()};
 }
 
 }  // namespace kv2::app

@@ -2,10 +2,14 @@
 // What `eval needle` and `eval ruler` share: tasks, words and essays, lengths, and how answers are scored.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "apps/eval.h"
+#include "base/log.h"
 #include "eval/haystack.h"
 #include "eval/retrieval.h"
 
@@ -19,16 +23,29 @@ struct RetrievalFlags {
   int64_t answer_tokens = 128;
   int chunk = 512;
   uint64_t seed = 0;
+  bool beyond_context = false;
 
   void add_to(CLI::App& app, const std::string& default_task);
   /// --task, with RULER's eight for "ruler".
   std::vector<RetrievalTask> parsed_tasks() const;
-  /// --length, or 4,096 (the model's context where that is shorter). Errors: BadArgument past the context.
-  std::vector<int64_t> parsed_lengths(const Model& model) const;
+  /// --length, or 4,096 (the model's context where that is shorter). Errors: BadArgument past the context
+  /// without --beyond-context, OutOfMemory where one past it does not fit in memory twice for one of
+  /// `specs` (a haystack and a question): said before any text is made.
+  std::vector<int64_t> parsed_lengths(Model& model, const std::vector<CacheSpec>& specs) const;
   HaystackWriter writer(const Session& session) const;
   RetrievalOptions options(int most_questions) const;
   bool substring() const { return score != "exact"; }
+  PastContext past_context() const { return beyond_context ? PastContext::Run : PastContext::Refuse; }
 };
+
+/// A line on stderr for each set of texts that is longer than the model's context.
+template <class Set>
+void say_beyond_context(const std::vector<Set>& sets, const ModelConfig& config) {
+  for (const HaystackSet& set : sets)
+    if (const int64_t n = std::max(set.length, set.context(0)); n > config.context)
+      log_info(fmt::format("beyond       {}: {} tokens, {} more than this model was trained for", set.task, n,
+                           n - config.context));
+}
 
 /// Everything that is read of these sets, for RunRecord's text.
 template <class Set>

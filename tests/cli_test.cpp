@@ -327,13 +327,50 @@ TEST_F(Cli, RulerReadsHaystacksOfAFile) {
   expect_refused(run(ruler + path("absent.json")), 1, {"absent.json"});
 }
 
+// The same weights with a longer context say the same: nothing but the context's own number ends there.
+TEST_F(Cli, RulerGoesPastTheContextWhenAsked) {
+  fs::copy(model("qwen3"), dir_ / "short", fs::copy_options::recursive);
+  std::stringstream config;
+  config << std::ifstream(model("qwen3") + "/config.json").rdbuf();
+  auto json = nlohmann::json::parse(config.str());
+  json["max_position_embeddings"] = 128;
+  write("short/config.json", json.dump());
+  nlohmann::json haystack = {{"ids", nlohmann::json::array()}, {"questions", nlohmann::json::array()}};
+  for (int i = 0; i < 300; i++) haystack["ids"].push_back(i * 37 % 200);
+  for (int i = 0; i < 40; i++)
+    haystack["questions"].push_back({{"question", {i, 7}}, {"answer", {i * 5 % 200}}});
+  write("h.json", nlohmann::json{{"sets", {{{"task", "mine"}, {"haystacks", {haystack}}}}}}.dump());
+  const std::string end =
+      " --score exact --json --kv bf16,naive2:group=16 --sink 0 --recent 64 --haystacks " + path("h.json");
+  const std::string shorter = "eval ruler " + path("short") + end;
+  expect_refused(run(shorter), 2, {"303 tokens", "128 positions", "--beyond-context"});
+  const Result past = run(shorter + " --beyond-context"),
+               within = run("-q eval ruler " + model("qwen3") + end);
+  ASSERT_EQ(past.code, 0) << past.err;
+  EXPECT_NE(past.err.find("175 more than this model was trained for"), std::string::npos) << past.err;
+  std::stringstream a(past.out), b(within.out);
+  for (std::string x, y; std::getline(b, y);) {
+    ASSERT_TRUE(std::getline(a, x));
+    auto own = nlohmann::json::parse(x), other = nlohmann::json::parse(y);
+    EXPECT_EQ(own["context"], 128);
+    EXPECT_EQ(own["beyond_context"], true);
+    EXPECT_FALSE(other.contains("beyond_context"));
+    for (const char* key : {"context", "beyond_context", "run"}) own.erase(key), other.erase(key);
+    EXPECT_EQ(own, other);
+  }
+}
+
 TEST_F(Cli, RetrievalJudgesRefuseBadInput) {
   for (const std::string judge : {"eval ruler ", "eval needle "}) {
     const std::string start = judge + model("qwen3");
-    expect_refused(run(start + " --task niah_7"), 2, {"niah_7", "niah_multikey_3", "multi-query"});
+    expect_refused(run(start + " --task niah_7"), 2,
+                   {"niah_7", "there are ruler", "niah_multikey_3", "multi-query"});
     expect_refused(run(start + " --task single:haystack=hay"), 2, {"hay", "noise, essay, needles"});
     expect_refused(run(start + " --task single:keys=emoji"), 2, {"emoji", "word, number, uuid"});
-    expect_refused(run(start + " --task single --length 999999999"), 2, {"999999999"});
+    expect_refused(run(start + " --task single --length 999999999"), 2,
+                   {"999999999", "512 positions", "--beyond-context"});
+    expect_refused(run(start + " --task single --length 999999999 --beyond-context"), 1, {"would fit"});
+    expect_refused(run(start + " --task ruler:keys=uuid"), 2, {"ruler:keys=uuid", "one task"});
     expect_refused(run(start + " --task single"), 1, {"tokenizer", "--haystacks"});
   }
   expect_refused(run("eval needle " + model("qwen3") + " --task multi-query"), 2, {"single or multi-key"});

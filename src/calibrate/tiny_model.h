@@ -24,7 +24,8 @@ inline constexpr int kTinyVocab = 61, kTinyContext = 768, kTinyEos = 2, kTinyBos
 
 class TinyModel {
  public:
-  explicit TinyModel(int max_rows) {
+  /// The weights do not depend on the context.
+  explicit TinyModel(int max_rows, int context = kTinyContext) : context_(context) {
     static int count = 0;
     folder_ = std::filesystem::temp_directory_path() /
               ("kv2_tiny_" + std::to_string(::getpid()) + "_" + std::to_string(count++));
@@ -60,7 +61,7 @@ class TinyModel {
                    number("num_hidden_layers", kLayers) + number("hidden_size", kHidden) +
                    number("num_attention_heads", kHeads) + number("num_key_value_heads", kKvHeads) +
                    number("head_dim", kHeadDim) + number("intermediate_size", kIntermediate) +
-                   number("vocab_size", kTinyVocab) + number("max_position_embeddings", kTinyContext) +
+                   number("vocab_size", kTinyVocab) + number("max_position_embeddings", context_) +
                    number("bos_token_id", kTinyBos) + number("eos_token_id", kTinyEos) +
                    R"("hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, )"
                    R"("tie_word_embeddings": true, "attention_bias": false, "torch_dtype": "float32"})");
@@ -101,6 +102,7 @@ class TinyModel {
     write_safetensors(path("model.safetensors"), {{"format", "pt"}}, views);
   }
 
+  int context_;
   std::filesystem::path folder_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;

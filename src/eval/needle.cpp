@@ -100,9 +100,7 @@ std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpe
                                         const std::function<void(std::span<const NeedleCell>)>& on_row) {
   int64_t total = 0;
   for (const NeedleSet& set : sets) {
-    if (set.length > model.config().context)
-      throw_error(ErrorCode::BadArgument, "length {} is past the model's context of {}", set.length,
-                  model.config().context);
+    require_in_context(set.task, set.length, model.config(), options.past_context);
     total += set.n_tokens();
   }
   Progress progress("needle", total * static_cast<int64_t>(specs.size()));
@@ -113,7 +111,7 @@ std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpe
     for (const CacheSpec& spec : specs) {
       RetrievalRunner runner(model, spec, calibration, set.length, together, tokenizer);
       std::vector<NeedleCell> row = judge(runner, set, progress);
-      for (NeedleCell& cell : row) cell.describe(spec, runner.plan(), set);
+      for (NeedleCell& cell : row) cell.describe(spec, runner.plan(), set, model.config());
       if (on_row) on_row(row);
       out.insert(out.end(), row.begin(), row.end());
     }
@@ -136,11 +134,17 @@ std::string to_table(const std::vector<NeedleCell>& cells) {
   const auto add = [](auto& list, const auto& value) {
     if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
   };
-  for (const NeedleCell& c : cells) add(methods, c.method), add(lengths, c.length), add(depths, c.depth);
+  std::vector<std::string> length_texts;
+  bool any_beyond = false;
+  for (const NeedleCell& c : cells) {
+    add(methods, c.method), add(lengths, c.length), add(depths, c.depth);
+    add(length_texts, c.length_text());
+    any_beyond |= c.beyond_context;
+  }
   std::string out;
   for (const std::string& method : methods) {
     out += fmt::format("{}\n{:>7}", method, "depth");
-    for (const int64_t length : lengths) out += fmt::format(" {:>13}", length);
+    for (const std::string& length : length_texts) out += fmt::format(" {:>13}", length);
     for (const double depth : depths) {
       out += fmt::format("\n{:>6.1f}%", 100 * depth);
       for (const int64_t length : lengths)
@@ -158,7 +162,8 @@ std::string to_table(const std::vector<NeedleCell>& cells) {
   if (!cells.empty())
     out += fmt::format("{} in percent, {} question{} a cell, task {}\n",
                        substring ? "exact / substring" : "exact", cells.front().questions,
-                       cells.front().questions == 1 ? "" : "s", cells.front().task);
+                       cells.front().questions == 1 ? "" : "s", cells.front().task) +
+           star_note(any_beyond, cells.front().context);
   return out;
 }
 

@@ -41,17 +41,22 @@ std::string percent(const Json& line, const char* key) {
 std::string task_of(const Json& line) {
   return line.at("task").get<std::string>();
 }
+/// Texts past the model's context have a star.
+const char* star_of(const Json& line) {
+  return line.value("beyond_context", false) ? "*" : "";
+}
 std::string task_and_length(const Json& line) {
-  return fmt::format("{} at {}", task_of(line), line.at("length").get<int64_t>());
+  return fmt::format("{} at {}{}", task_of(line), line.at("length").get<int64_t>(), star_of(line));
 }
 
 /// One method's map of one task: depths down, lengths across.
 std::string needle_map(const std::vector<Json>& lines) {
   std::set<double> depths;
-  std::set<int64_t> lengths;
+  std::set<int64_t> lengths, starred;
   for (const Json& line : lines) {
     depths.insert(line.at("depth").get<double>());
     lengths.insert(line.at("length").get<int64_t>());
+    if (*star_of(line) != '\0') starred.insert(line.at("length").get<int64_t>());
   }
   HeatMap map{.row_label = "depth",
               .column_label = "tokens",
@@ -61,7 +66,8 @@ std::string needle_map(const std::vector<Json>& lines) {
               .full = 1,
               .percent = true};
   for (const double d : depths) map.rows.push_back(fmt::format("{:.0f} %", 100 * d));
-  for (const int64_t n : lengths) map.columns.push_back(readable(static_cast<double>(n)));
+  for (const int64_t n : lengths)
+    map.columns.push_back(readable(static_cast<double>(n)) + (starred.contains(n) ? "*" : ""));
   std::vector<double> sum(depths.size() * lengths.size(), 0.0), n(sum.size(), 0.0);
   for (const Json& line : lines) {
     const auto r = std::distance(depths.begin(), depths.find(line.at("depth").get<double>()));
@@ -118,6 +124,9 @@ std::string retrieval_section(const ReportData& data) {
                            escape_html(method), needle_map(lines));
     }
   if (!ruler.empty()) out += "<h3>RULER's NIAH tasks</h3>\n" + ruler_table(ruler);
+  const auto beyond = [](const Json& line) { return *star_of(line) != '\0'; };
+  if (std::any_of(needles.begin(), needles.end(), beyond) || std::any_of(ruler.begin(), ruler.end(), beyond))
+    out += "<p class=\"note\">* longer than the context the model was trained for.</p>\n";
   return out + "</section>\n";
 }
 

@@ -84,8 +84,9 @@ void check_optional(const Json& line, const std::string& where) {
   }
   if (const auto at = line.find("prefill"); at != line.end() && !at->is_string())
     refuse("prefill", "a text", *at);
-  if (const auto at = line.find("scaled"); at != line.end() && !at->is_boolean())
-    refuse("scaled", "true or false", *at);
+  for (const char* key : {"scaled", "beyond_context"})
+    if (const auto at = line.find(key); at != line.end() && !at->is_boolean())
+      refuse(key, "true or false", *at);
   if (const auto at = line.find("kl_tokens"); at != line.end() && !at->is_number())
     refuse("kl_tokens", "a number", *at);
   if (const auto at = line.find("buckets"); at != line.end()) {

@@ -88,7 +88,7 @@ TEST(Report, WhatTheJudgesPrintIsWhatItReads) {
       R"({"judge":"needle","method":"naive2","task":"single","length":1024,"depth":0.5,"questions":4,"exact":0.75})"
       "\n";
   lines +=
-      R"({"judge":"needle","method":"naive2","task":"single","length":2048,"depth":0.5,"questions":2,"exact":1})"
+      R"({"judge":"needle","method":"naive2","task":"single","length":2048,"depth":0.5,"questions":2,"exact":1,"context":1024,"beyond_context":true})"
       "\n";
   lines +=
       R"({"judge":"ruler","method":"naive2","task":"niah_multikey_3","length":4096,"questions":16,"exact":0.125,"substring":0.5})"
@@ -99,9 +99,10 @@ TEST(Report, WhatTheJudgesPrintIsWhatItReads) {
   const std::string page = report_html({{"all", lines}}, "t");
   EXPECT_EQ(unbalanced(page), "");
   EXPECT_FALSE(has(page, "nan"));
-  for (const char* text : {"Attention output", "naive2 [64+64]", "By position", "Keys by layer",
-                           "Norms by position", "none + token scaling", ">75</text>", ">100</text>",
-                           "niah_multikey_3 at 4096", "12.5 (50.0)", "17.5", "How it was measured"})
+  for (const char* text :
+       {"Attention output", "naive2 [64+64]", "By position", "Keys by layer", "Norms by position",
+        "none + token scaling", ">75</text>", ">100</text>", "niah_multikey_3 at 4096<", "12.5 (50.0)",
+        "* longer than the context", "17.5", "How it was measured"})
     EXPECT_TRUE(has(page, text)) << text;
 }
 

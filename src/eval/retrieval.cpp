@@ -35,12 +35,18 @@ double substring_score(const std::string& said, const std::vector<std::string>& 
   return found / static_cast<double>(values.size());
 }
 
+void require_in_context(std::string_view what, int64_t tokens, const ModelConfig& config, PastContext past) {
+  if (past == PastContext::Refuse && tokens > config.context)
+    throw_error(ErrorCode::BadArgument,
+                "{}: {} tokens are past the {} positions this model was trained for; --beyond-context runs "
+                "them all the same",
+                what, tokens, config.context);
+}
+
 RetrievalRunner::RetrievalRunner(Model& model, const CacheSpec& spec, const Calibration* calibration,
                                  int64_t context, const RetrievalOptions& options, const Tokenizer* tokenizer)
     : model_(model), options_(options), context_(context), tokenizer_(tokenizer) {
-  if (context > model.config().context)
-    throw_error(ErrorCode::BadArgument, "haystacks of {} tokens, but the model's context is {}", context,
-                model.config().context);
+  require_in_context("haystacks", context, model.config(), options.past_context);
   if (options.chunk_tokens < 1 || options.most_questions < 1 || options.answer_tokens < 0)
     throw_error(ErrorCode::BadArgument,
                 "retrieval: chunks of {} tokens, {} questions at once, {} answer tokens",
@@ -54,7 +60,8 @@ RetrievalRunner::RetrievalRunner(Model& model, const CacheSpec& spec, const Cali
 }
 
 void RetrievalRunner::check(const Haystack& h) const {
-  require_tokens(h.ids, model_.config(), "haystack");
+  if (h.ids.empty()) throw_error(ErrorCode::BadArgument, "haystack: no tokens");
+  require_in_vocabulary(h.ids, model_.config(), "haystack");
   for (const RetrievalQuestion& q : h.questions) {
     if (q.question.empty() || q.answer.empty())
       throw_error(ErrorCode::BadArgument,
@@ -197,7 +204,8 @@ void RetrievalScore::average(std::span<const AnswerScore> answers) {
   substring = measured ? sum / static_cast<double>(questions) : -1;
 }
 
-void RetrievalScore::describe(const CacheSpec& spec, const CachePlan& plan, const HaystackSet& set) {
+void RetrievalScore::describe(const CacheSpec& spec, const CachePlan& plan, const HaystackSet& set,
+                              const ModelConfig& config) {
   method = spec.method_text();
   history_bits = plan.layout.history_bits();
   task = set.task;
@@ -206,6 +214,12 @@ void RetrievalScore::describe(const CacheSpec& spec, const CachePlan& plan, cons
   recent = spec.recent_tokens;
   prefill = spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
   seed = set.seed;
+  context = config.context;
+  beyond_context = std::max(set.length, set.context(0)) > context;
+}
+
+std::string RetrievalScore::length_text() const {
+  return fmt::format("{}{}", length, beyond_context ? "*" : "");
 }
 
 void RetrievalScore::add_to(nlohmann::ordered_json& j) const {
@@ -220,6 +234,14 @@ void RetrievalScore::add_to(nlohmann::ordered_json& j) const {
   j["recent"] = recent;
   j["prefill"] = prefill;
   j["seed"] = seed;
+  if (!beyond_context) return;
+  j["context"] = context;
+  j["beyond_context"] = true;
+}
+
+std::string star_note(bool any_beyond, int64_t context) {
+  if (!any_beyond) return "";
+  return fmt::format("* past the model's context: its positions from {} on were never trained\n", context);
 }
 
 }  // namespace kv2

@@ -17,10 +17,18 @@
 
 namespace kv2 {
 
+/// What is done with a text that is longer than the context its model was trained for: nothing in the cache
+/// or in RoPE ends there, but what a model says of positions it never saw is its own affair.
+enum class PastContext : uint8_t { Refuse, Run };
+
+/// Throws BadArgument, beginning with `what`, for more tokens than the model's context unless they shall run.
+void require_in_context(std::string_view what, int64_t tokens, const ModelConfig& config, PastContext past);
+
 struct RetrievalOptions {
   int chunk_tokens = 512;       // of the prefill
   int64_t answer_tokens = 128;  // most tokens of a free answer; 0: no free answers, no substring score
   int most_questions = 16;      // asked together, as far as memory allows
+  PastContext past_context = PastContext::Refuse;
 };
 
 /// How one question was answered.
@@ -40,7 +48,7 @@ class RetrievalRunner {
  public:
   /// context: tokens of the longest haystack with question and answer. tokenizer: of free answers, may be
   /// nullptr (no substring score). Model and tokenizer must outlive this. Errors: BadArgument past the
-  /// model's context, OutOfMemory with what would fit, those of make_cache.
+  /// model's context (where that is refused), OutOfMemory with what would fit, those of make_cache.
   RetrievalRunner(Model& model, const CacheSpec& spec, const Calibration* calibration, int64_t context,
                   const RetrievalOptions& options, const Tokenizer* tokenizer);
 
@@ -79,13 +87,22 @@ struct RetrievalScore {
   int sink = 0, recent = 0;
   std::string prefill;
   uint64_t seed = 0;
+  int64_t context = 0;          // that the model was trained for
+  bool beyond_context = false;  // the texts are longer
 
   /// The share of all scores.
   void average(std::span<const AnswerScore> answers);
-  /// The method, what it takes, and which haystacks it was asked about.
-  void describe(const CacheSpec& spec, const CachePlan& plan, const HaystackSet& set);
-  /// Adds the fields, named as above, to an object; substring is left out where it was not measured.
+  /// The method, what it takes, and which haystacks the model was asked about.
+  void describe(const CacheSpec& spec, const CachePlan& plan, const HaystackSet& set,
+                const ModelConfig& config);
+  /// "4096", with a star where that is past the context.
+  std::string length_text() const;
+  /// Adds the fields, named as above, to an object; substring is left out where it was not measured, context
+  /// and beyond_context where the texts are within it.
   void add_to(nlohmann::ordered_json& object) const;
 };
+
+/// What the stars of a table mean, a line; "" where it has none.
+std::string star_note(bool any_beyond, int64_t context);
 
 }  // namespace kv2

@@ -36,6 +36,8 @@ const std::vector<Row> kRows = {
     {"niah_multiquery", "RULER: essay, 4 queries", {MultiQuery, Essay, K::Word, K::Number, 16, 1, 4}},
 };
 
+constexpr const char *kAllOfRuler = "ruler", *kOfRuler = "niah_";
+
 template <class E>
 struct Names {
   E value;
@@ -120,8 +122,8 @@ RetrievalTask RetrievalTask::parse(std::string_view text) {
   const size_t colon = std::min(text.find(':'), text.size());
   const Row* row = find_row(text.substr(0, colon));
   if (row == nullptr) {
-    std::string known;
-    for (const Row& r : kRows) known += (known.empty() ? "" : ", ") + std::string(r.name);
+    std::string known = kAllOfRuler;
+    for (const Row& r : kRows) known += ", " + std::string(r.name);
     throw_error(ErrorCode::BadArgument, "task '{}' is unknown; there are {}", text.substr(0, colon), known);
   }
   RetrievalTask task = row->task;
@@ -154,6 +156,17 @@ std::string RetrievalTask::text() const {
   if (n_values != row.n_values) add(fmt::format("n-values={}", n_values));
   if (n_queries != row.n_queries) add(fmt::format("n-queries={}", n_queries));
   return name + out;
+}
+
+std::vector<RetrievalTask> tasks_named(std::string_view text) {
+  if (text.substr(0, text.find(':')) != kAllOfRuler) return {RetrievalTask::parse(text)};
+  if (text != kAllOfRuler)
+    throw_error(ErrorCode::BadArgument,
+                "task '{}': ruler is RULER's eight tasks as they are; parameters belong to one task", text);
+  std::vector<RetrievalTask> out;
+  for (const Row& row : kRows)
+    if (std::string_view(row.name).starts_with(kOfRuler)) out.push_back(row.task);
+  return out;
 }
 
 const std::vector<RetrievalTaskInfo>& retrieval_tasks() {

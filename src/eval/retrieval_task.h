@@ -46,5 +46,7 @@ struct RetrievalTaskInfo {
 };
 /// The names that parse() knows, in table order: the four shapes, then RULER's eight.
 const std::vector<RetrievalTaskInfo>& retrieval_tasks();
+/// The task of a text, or RULER's eight for "ruler". Errors: parse's.
+std::vector<RetrievalTask> tasks_named(std::string_view text);
 
 }  // namespace kv2

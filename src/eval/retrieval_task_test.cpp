@@ -19,6 +19,14 @@ std::string refusal(const std::string& text) {
   return "";
 }
 
+TEST(RetrievalTask, RulerIsItsEightTasks) {
+  EXPECT_EQ(tasks_named("ruler").size(), 8u);
+  EXPECT_EQ(tasks_named("ruler").back(), RetrievalTask::parse("niah_multiquery"));
+  EXPECT_EQ(tasks_named("single:values=uuid"), std::vector{RetrievalTask::parse("single:values=uuid")});
+  EXPECT_NE(refusal("nothing").find("ruler, single, multi-key"), std::string::npos);
+  EXPECT_THROW(tasks_named("ruler:values=uuid"), Error);
+}
+
 TEST(RetrievalTask, EveryRowPrintsWhatItParses) {
   for (const RetrievalTaskInfo& t : retrieval_tasks()) {
     const RetrievalTask task = RetrievalTask::parse(t.name);

@@ -172,6 +172,38 @@ TEST(Ruler, SumsScoresOfEveryMethodAndSet) {
   EXPECT_THROW(measure_ruler(*model, specs, nullptr, sets, {}, nullptr, {}), Error);
 }
 
+// The context is a number that nothing in the cache or in RoPE depends on: past it a model says what the same
+// weights say within a longer one.
+TEST(Retrieval, PastTheContextIsWhatALongerContextSays) {
+  TinyModel trained(64, 600), shorter(64, 128);
+  const Tokenizer tokenizer = letters();
+  const std::vector<CacheSpec> specs = {
+      spec_of("bf16", PrefillPolicy::Windowed), spec_of("naive2", PrefillPolicy::Windowed),
+      spec_of("kivi2:group-v=16", PrefillPolicy::Windowed), spec_of("naive2", PrefillPolicy::Exact)};
+  HaystackSet set{.task = "mine", .length = 300, .seed = 0, .haystacks = {}};
+  for (const CacheSpec& spec : specs) set.haystacks.push_back(haystack_with_answers(*trained, spec));
+  for (Haystack& h : set.haystacks)
+    for (RetrievalQuestion& q : h.questions) q.values = {"e"};
+  RetrievalOptions options{.chunk_tokens = 50, .answer_tokens = 9};
+  const auto within = measure_ruler(*trained, specs, nullptr, {set}, options, &tokenizer, {});
+  EXPECT_THROW(measure_ruler(*shorter, specs, nullptr, {set}, options, &tokenizer, {}), Error);
+  options.past_context = PastContext::Run;
+  const auto past = measure_ruler(*shorter, specs, nullptr, {set}, options, &tokenizer, {});
+  ASSERT_EQ(past.size(), specs.size());
+  for (size_t i = 0; i < past.size(); i++) {
+    EXPECT_GE(within[i].exact, 1.0 / 16) << "own answers are right";
+    auto line = nlohmann::json::parse(to_json(past[i]));
+    EXPECT_EQ(line["context"], 128);
+    EXPECT_EQ(line["beyond_context"], true);
+    line.erase("context");
+    line.erase("beyond_context");
+    EXPECT_EQ(line, nlohmann::json::parse(to_json(within[i])));
+  }
+  EXPECT_NE(to_table(past).find("300*"), std::string::npos);
+  EXPECT_NE(to_table(past).find("positions from 128 on"), std::string::npos);
+  EXPECT_EQ(to_table(within).find('*'), std::string::npos);
+}
+
 TEST(Needle, FillsEveryCellOfTheMap) {
   TinyModel model(64);
   const Tokenizer tokenizer = letters();
@@ -208,6 +240,17 @@ TEST(Needle, FillsEveryCellOfTheMap) {
   plan.lengths = {testing::kTinyContext + 1};
   EXPECT_THROW(measure_needles(*model, specs, nullptr, make_needles(writer, plan), {}, &tokenizer, {}),
                Error);
+  TinyModel shorter(64, 128);
+  plan.lengths = {600, 700};
+  const auto past = measure_needles(*shorter, specs, nullptr, make_needles(writer, plan),
+                                    {.answer_tokens = 4, .past_context = PastContext::Run}, &tokenizer, {});
+  ASSERT_EQ(past.size(), cells.size());
+  for (size_t i = 0; i < past.size(); i++) {
+    EXPECT_EQ(past[i].exact, cells[i].exact) << i;
+    EXPECT_EQ(past[i].substring, cells[i].substring) << i;
+    EXPECT_TRUE(past[i].beyond_context && !cells[i].beyond_context);
+  }
+  EXPECT_NE(to_table(past).find("600*"), std::string::npos);
 }
 
 }  // namespace

@@ -56,11 +56,8 @@ std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec
   int64_t total = 0;
   for (const HaystackSet& set : sets) {
     if (set.n_questions() == 0) throw_error(ErrorCode::BadArgument, "haystacks '{}' ask nothing", set.task);
-    const int64_t context = set.context(0);
-    if (context > model.config().context)
-      throw_error(ErrorCode::BadArgument,
-                  "{} with question and answer is {} tokens, past the model's context of {}", set.task,
-                  context, model.config().context);
+    require_in_context(set.task + " with question and answer", set.context(0), model.config(),
+                       options.past_context);
     total += set.n_tokens();
   }
   Progress progress("ruler", total * static_cast<int64_t>(specs.size()));
@@ -68,13 +65,15 @@ std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec
   for (const HaystackSet& set : sets) {
     RetrievalOptions together = options;
     together.most_questions = std::min(options.most_questions, set.most_questions());
-    // A free answer ends where the context does.
-    const int64_t context = std::min<int64_t>(set.context(options.answer_tokens), model.config().context);
+    // A free answer ends where the context does, unless its text went past that before.
+    const bool beyond = set.context(0) > model.config().context;
+    const int64_t room = set.context(options.answer_tokens);
+    const int64_t context = beyond ? room : std::min<int64_t>(room, model.config().context);
     for (const CacheSpec& spec : specs) {
       const auto start = std::chrono::steady_clock::now();
       RetrievalRunner runner(model, spec, calibration, context, together, tokenizer);
       RulerResult r = judge(runner, set, progress);
-      r.describe(spec, runner.plan(), set);
+      r.describe(spec, runner.plan(), set, model.config());
       r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       if (on_result) on_result(r);
       out.push_back(std::move(r));

@@ -42,7 +42,7 @@ std::string to_table(const std::vector<RulerResult>& results) {
   for (size_t i = 0; i < results.size(); i++) {
     const RulerResult& r = results[i];
     if (i % methods.size() == 0)
-      out += fmt::format("\n{:<{}} {:>7} {:>9}", r.task, task_width, r.length, r.questions);
+      out += fmt::format("\n{:<{}} {:>7} {:>9}", r.task, task_width, r.length_text(), r.questions);
     out += fmt::format("  {:>{}}", cell(r), width);
   }
   const bool substring =
@@ -51,7 +51,9 @@ std::string to_table(const std::vector<RulerResult>& results) {
       fmt::format("\n{} in percent. exact: every answer token is the arg max after the tokens before it{}\n",
                   substring ? "exact / substring" : "exact",
                   substring ? "; substring: values found in generated text" : "");
-  return out;
+  const bool beyond =
+      std::any_of(results.begin(), results.end(), [](const RulerResult& r) { return r.beyond_context; });
+  return out + star_note(beyond, results.empty() ? 0 : results.front().context);
 }
 
 }  // namespace kv2
