@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/command_line.h"
+#include "base/check.h"
 #include "base/log.h"
 #include "calibrate/text_hash.h"
+#include "eval/schedule.h"
 
 namespace kv2::app {
 
@@ -19,8 +21,29 @@ void EvalOptions::add_to(CLI::App& app, const std::string& default_kv) {
   app.add_flag("--json", json, "JSON lines instead of a table");
 }
 
+void EvalOptions::add_schedule_to(CLI::App& app) {
+  for (const char* name : {"--prefill", "--sink", "--recent"}) by_hand_.push_back(app.get_option(name));
+  std::string help =
+      "instead of --prefill, --sink and --recent: paper (each method its own paper's), or the method whose "
+      "paper's all shall follow";
+  for (const Schedule& s : schedules())
+    help += fmt::format("\n  {}: --prefill {} --sink {} --recent {} (paper: {})", s.method,
+                        s.prefill == PrefillPolicy::Exact ? "exact" : "windowed", s.sink_tokens,
+                        s.recent_tokens, s.of_paper);
+  app.add_option("--schedule", schedule, help)->type_name("NAME");
+}
+
 std::vector<CacheSpec> EvalOptions::specs() const {
-  return cache.specs(kv);
+  std::vector<CacheSpec> specs = cache.specs(kv);
+  if (schedule.empty()) return specs;
+  for (const CLI::Option* option : by_hand_)
+    if (option->count() > 0)
+      throw_error(ErrorCode::BadArgument,
+                  "--schedule {} and {}: a schedule says that itself; give one of them", schedule,
+                  option->get_name());
+  specs = under_schedule(std::move(specs), schedule);
+  for (const CacheSpec& spec : specs) log_info("schedule     " + spec.describe());
+  return specs;
 }
 
 RunRecord::RunRecord(const Session& session, const ModelOptions& model, std::span<const int32_t> tokens,
@@ -40,6 +63,15 @@ RunRecord::RunRecord(const Session& session, const ModelOptions& model, std::spa
                                      calibration->text_hash.substr(0, 12));
   }
   json_ = run.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+RunRecord::RunRecord(const Session& session, const EvalOptions& options, std::span<const int32_t> tokens,
+                     const std::optional<Calibration>& calibration)
+    : RunRecord(session, options.model, tokens, calibration) {
+  if (options.schedule.empty()) return;
+  nlohmann::ordered_json run = nlohmann::ordered_json::parse(json_);
+  run["schedule"] = options.schedule;
+  json_ = run.dump();
 }
 
 std::string RunRecord::stamp(const std::string& json_lines) const {

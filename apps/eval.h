@@ -17,11 +17,18 @@ struct EvalOptions {
   ModelOptions model;
   CacheOptions cache;
   std::vector<std::string> kv;
+  std::string schedule;  // --schedule; empty: the windows of `cache` for all
   bool json = false;
 
   /// MODEL, the cache's options, --kv with these defaults, and --json.
   void add_to(CLI::App& app, const std::string& default_kv);
+  /// --schedule, after add_to: for judges that can read prompts in bf16.
+  void add_schedule_to(CLI::App& app);
+  /// Errors: BadArgument for what is wrong with --kv or --schedule.
   std::vector<CacheSpec> specs() const;
+
+ private:
+  std::vector<const CLI::Option*> by_hand_;  // what --schedule sets
 };
 
 /// What a run was: part, as "run", of every JSON line that it prints, so that lines can be told apart and
@@ -29,6 +36,9 @@ struct EvalOptions {
 class RunRecord {
  public:
   RunRecord(const Session& session, const ModelOptions& model, std::span<const int32_t> tokens,
+            const std::optional<Calibration>& calibration);
+  /// With the schedule that was asked for, if one was.
+  RunRecord(const Session& session, const EvalOptions& options, std::span<const int32_t> tokens,
             const std::optional<Calibration>& calibration);
   /// JSON lines with the record in each.
   std::string stamp(const std::string& json_lines) const;

@@ -28,7 +28,7 @@ void run(const Options& o) {
     if (o.details) fmt::print("{}{}", to_bucket_table(results), to_rival_table(results));
     return;
   }
-  const RunRecord record(s, o.eval.model, tokens, calibration);
+  const RunRecord record(s, o.eval, tokens, calibration);
   for (const auto& r : results) fmt::print("{}", record.stamp(to_json(r) + "\n"));
 }
 
@@ -48,6 +48,7 @@ void add_eval_divergence(CLI::App& eval) {
     auto* app = eval.add_subcommand(name, help);
     auto o = std::make_shared<Options>();
     o->eval.add_to(*app, "bf16,quarot2");
+    o->eval.add_schedule_to(*app);
     add_divergence_options(*app, o->source, o->divergence);
     app->add_option("--stride", o->divergence.stride,
                     "tokens between the beginnings of windows, which then overlap; default: the window")

@@ -44,7 +44,7 @@ void run(const Options& o) {
   const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
   std::vector<int32_t> text;
   for (const auto& prompt : prompts) text.insert(text.end(), prompt.begin(), prompt.end());
-  const RunRecord record(s, o.eval.model, text, calibration);
+  const RunRecord record(s, o.eval, text, calibration);
   const auto print = [&](const GenerationRun& r) {
     if (o.eval.json) fmt::print("{}", record.stamp(to_json(r.result) + "\n")), std::fflush(stdout);
   };
@@ -63,6 +63,7 @@ void add_eval_generate(CLI::App& eval) {
       eval.add_subcommand("generate", "long greedy texts: where they leave bf16's, loops and collapses");
   auto o = std::make_shared<Options>();
   o->eval.add_to(*app, "bf16,quarot2");
+  o->eval.add_schedule_to(*app);
   o->prompts.add_to(*app);
   app->add_option("--max-tokens", o->generation.max_tokens, "of each text")->capture_default_str();
   app->add_option("--batch", o->generation.batch, "texts decoded together")

@@ -21,10 +21,10 @@ struct Options {
   int sequences = 18;
 };
 
-RulerPlan plan_of(const Options& o, Model& model) {
+RulerPlan plan_of(const Options& o, Model& model, const std::vector<CacheSpec>& specs) {
   RulerPlan plan = o.plan;
   plan.tasks = o.flags.parsed_tasks();
-  plan.lengths = o.flags.parsed_lengths(model, o.flags.eval.specs());
+  plan.lengths = o.flags.parsed_lengths(model, specs);
   plan.answer_tokens = o.flags.answer_tokens;
   plan.seed = o.flags.seed;
   return plan;
@@ -32,7 +32,7 @@ RulerPlan plan_of(const Options& o, Model& model) {
 
 /// Text for `kv2 calibrate MODEL --tokens FILE`.
 void write_training_text(const Options& o, const Session& s) {
-  const RulerPlan plan = plan_of(o, *s.model);
+  const RulerPlan plan = plan_of(o, *s.model, {});
   const int64_t length = plan.lengths.front(), trained = s.model->config().context;
   if (length > trained)
     throw_error(ErrorCode::BadArgument,
@@ -56,7 +56,7 @@ void run(const Options& o) {
   if (!o.write_tokens.empty()) return write_training_text(o, s);
   std::vector<HaystackSet> sets;
   if (o.haystacks.empty()) {
-    const RulerPlan plan = plan_of(o, *s.model);  // lengths are checked before the tokenizer is missed
+    const RulerPlan plan = plan_of(o, *s.model, specs);  // lengths are checked before the tokenizer is missed
     sets = make_haystacks(o.flags.writer(s), plan);
   } else {
     sets = read_haystacks(o.haystacks);
@@ -70,7 +70,7 @@ void run(const Options& o) {
   const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
   const Tokenizer* tokenizer =
       o.flags.substring() ? &s.require_tokenizer("--score exact needs none") : nullptr;
-  const RunRecord record(s, o.flags.eval.model, ids_of(sets), calibration);
+  const RunRecord record(s, o.flags.eval, ids_of(sets), calibration);
   const auto print = [&](const RulerResult& r) {
     if (o.flags.eval.json) fmt::print("{}", record.stamp(to_json(r) + "\n")), std::fflush(stdout);
     log_info(fmt::format("{} {} {}: exact {:.1f} % of {} questions, {:.0f} s", r.task, r.length, r.method,

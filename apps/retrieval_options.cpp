@@ -12,6 +12,7 @@ namespace kv2::app {
 
 void RetrievalFlags::add_to(CLI::App& app, const std::string& default_task) {
   eval.add_to(app, "bf16,quarot2");
+  eval.add_schedule_to(app);
   tasks = {default_task};
   std::string help =
       "ruler (all of RULER's), or tasks with parameters: haystack=noise|essay|needles, "

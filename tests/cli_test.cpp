@@ -302,6 +302,49 @@ TEST_F(Cli, EvalAndPlanPrintOneJsonObjectPerMethod) {
   EXPECT_EQ(std::count(plan.out.begin(), plan.out.end(), '\n'), 2);
 }
 
+// One run in which each method has its paper's schedule gives the lines that its windows by hand give.
+TEST_F(Cli, SchedulesOfPapersByName) {
+  const std::string kld = "eval kld " + model("qwen3") + " --json --tokens " + tokens(512) + " --kv ";
+  const Result r = run(kld + "bf16,kivi2,omni2,quarot2,kitty2 --schedule paper");
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_NE(r.err.find("kivi2: first 0 and last 128 tokens in bf16, 2-bit history between, exact prefill"),
+            std::string::npos)
+      << r.err;
+  std::stringstream lines(r.out);
+  const auto next = [](std::stringstream& from) {
+    std::string line;
+    std::getline(from, line);
+    return nlohmann::json::parse(line);
+  };
+  EXPECT_EQ(next(lines)["prefill"], "windowed") << "of bf16";
+  for (const std::string by_hand :
+       {"kivi2 --prefill exact --sink 0 --recent 128", "omni2 --prefill exact --sink 0 --recent 128",
+        "quarot2 --sink 0 --recent 0", "kitty2 --prefill exact --sink 64 --recent 128"}) {
+    auto own = next(lines);
+    EXPECT_EQ(own["run"]["schedule"], "paper");
+    if (by_hand.starts_with("quarot2")) {  // alone, it would be scored in the first half, too
+      EXPECT_EQ(own["sink"], 0);
+      EXPECT_EQ(own["recent"], 0);
+      continue;
+    }
+    const Result alone = run("-q " + kld + by_hand);
+    ASSERT_EQ(alone.code, 0) << alone.err;
+    auto other = nlohmann::json::parse(alone.out);
+    EXPECT_FALSE(other["run"].contains("schedule"));
+    for (const char* key : {"run", "rival"}) own.erase(key), other.erase(key);
+    EXPECT_EQ(own, other);
+  }
+  const Result all = run("-q " + kld + "naive2 --schedule kivi2");
+  ASSERT_EQ(all.code, 0) << all.err;
+  EXPECT_EQ(nlohmann::json::parse(all.out)["recent"], 128);
+  expect_refused(run(kld + "naive2 --schedule paper"), 2, {"naive2 has no schedule", "kivi2"});
+  expect_refused(run(kld + "kivi2 --schedule kivi"), 2, {"'kivi' is unknown", "paper", "omni2"});
+  expect_refused(run(kld + "kivi2 --schedule paper --sink 64"), 2, {"--schedule paper", "--sink"});
+  expect_refused(run(kld + "kivi2 --schedule paper --prefill windowed"), 2, {"--prefill"});
+  expect_refused(run("eval attend " + model("qwen3") + " --schedule paper --tokens " + tokens(500)), 2,
+                 {"--schedule"});
+}
+
 TEST_F(Cli, RulerReadsHaystacksOfAFile) {
   write("h.json", R"({"sets": [{"task": "mine", "haystacks": [{"ids": [3, 5, 7, 9, 11, 13], "questions": [
       {"question": [4, 6], "answer": [8, 10]}, {"question": [2], "answer": [1]}]}]}]})");
