@@ -13,10 +13,11 @@
 
 #include "apps/bench.h"
 #include "ops/backend.h"
+#include "ops/device_extras.h"
 
 namespace kv2::app {
 
-class TimedBackend final : public Backend {
+class TimedBackend final : public Backend, public DeviceArgMax {
  public:
   explicit TimedBackend(Backend& inner) : inner_(inner) {}
 
@@ -87,6 +88,9 @@ class TimedBackend final : public Backend {
   }
   void swiglu(const SwigluParams& p) override {
     timed("swiglu", [&] { inner_.swiglu(p); });
+  }
+  void arg_max(const float* rows, int n_rows, int width, int32_t* best) override {
+    timed("arg_max", [&] { kv2::arg_max(inner_, rows, n_rows, width, best); });
   }
   void export_full(const void* page, int head_dim, std::span<std::byte> to) override {
     inner_.export_full(page, head_dim, to);

@@ -104,10 +104,11 @@ HWY_INLINE HWY_ATTR void put(Vec x, const StripOutput& out, int r, size_t lane) 
   }
 }
 
-/// Rows [row, row + R) of x, which are the call's from r0 on.
+/// Rows [row, row + R) of x, which are the call's from r0 on. Meanwhile as many bytes as the strip has are
+/// fetched from `ahead` on; nullptr: none.
 template <int Bits, int Words, int R>
-HWY_ATTR void multiply_rows_by_strip(const StripShape& s, const std::byte* strip, const CodedRows& x, int row,
-                                     int r0, const StripOutput& out) {
+HWY_ATTR void multiply_rows_by_strip(const StripShape& s, const std::byte* strip, const std::byte* ahead,
+                                     const CodedRows& x, int row, int r0, const StripOutput& out) {
   const Floats f;
   const Ints i;
   const int n_blocks = s.n_blocks();
@@ -120,6 +121,10 @@ HWY_ATTR void multiply_rows_by_strip(const StripShape& s, const std::byte* strip
     for (int r = 0; r < R; r++) rows.p[r] = x.halves + static_cast<size_t>(row + r) * 2 * n_in;
     const std::byte* block = strip;
     for (int b = 0; b < n_blocks; b++, block += step) {
+      if (ahead && h == 0) {
+        for (size_t at = 0; at < step; at += 64) __builtin_prefetch(ahead + at);
+        ahead += step;
+      }
       BlockSums sums[R];
       for (int r = 0; r < R; r++)
         for (int c = 0; c < kChains<R>; c++) sums[r].high[c] = sums[r].low[c] = hn::Zero(i);
@@ -155,13 +160,17 @@ template <int Bits, int Words>
 HWY_ATTR void multiply_all_rows(const StripShape& s, const std::byte* strip, const CodedRows& x, int first,
                                 int n, const StripOutput& out) {
   constexpr int kMost = HWY_CAP_GE512 ? 4 : 2;  // rows that share one unpacking of the codes
+  // A single row reads as fast as memory gives; with some, waiting would not fit between their products.
+  const std::byte* ahead =
+      n > 1 ? strip + s.strip_bytes() : nullptr;  // behind the last strip: the next matrix
   int r = 0;
-  for (; r + kMost <= n; r += kMost)
-    multiply_rows_by_strip<Bits, Words, kMost>(s, strip, x, first + r, r, out);
+  for (; r + kMost <= n; r += kMost, ahead = nullptr)
+    multiply_rows_by_strip<Bits, Words, kMost>(s, strip, ahead, x, first + r, r, out);
   if constexpr (kMost > 2) {
-    for (; r + 2 <= n; r += 2) multiply_rows_by_strip<Bits, Words, 2>(s, strip, x, first + r, r, out);
+    for (; r + 2 <= n; r += 2, ahead = nullptr)
+      multiply_rows_by_strip<Bits, Words, 2>(s, strip, ahead, x, first + r, r, out);
   }
-  if (r < n) multiply_rows_by_strip<Bits, Words, 1>(s, strip, x, first + r, r, out);
+  if (r < n) multiply_rows_by_strip<Bits, Words, 1>(s, strip, ahead, x, first + r, r, out);
 }
 
 HWY_ATTR void MultiplyStrip(const StripShape& s, const std::byte* strip, const CodedRows& x, int row, int n,

@@ -21,6 +21,7 @@
 #include "cpu/linear.h"
 #include "cpu/tables.h"
 #include "cpu/vnni.h"
+#include "ops/device_extras.h"
 
 namespace kv2 {
 namespace cpu {
@@ -28,7 +29,7 @@ namespace {
 
 constexpr int64_t kBaseline = HWY_SCALAR | HWY_EMU128;
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public Backend, public DeviceArgMax {
  public:
   explicit CpuBackend(const CpuOptions& options)
       : team_(options.n_threads),
@@ -99,6 +100,11 @@ class CpuBackend final : public Backend {
     });
   }
   void transform(const TransformParams& p) override { cpu::transform(team_, scratch_, p); }
+  void arg_max(const float* rows, int n_rows, int width, int32_t* best) override {
+    team_.run(n_rows, [&](int64_t i, int) {
+      best[i] = arg_max_of_row(rows + static_cast<size_t>(i) * width, static_cast<size_t>(width));
+    });
+  }
   void append(const AppendParams& p) override { cpu::append(team_, p); }
   void demote(const DemoteParams& p) override { cpu::demote(team_, scratch_, p); }
   void attend(const AttendParams& p) override { attention_.attend(p); }

@@ -93,6 +93,39 @@ HWY_ATTR void MultiplyHeads(const float* const* in, float* const* out, int n, in
     }
 }
 
+/// Lanes keep the first of their largest; NaN is greater than nothing.
+HWY_ATTR int32_t ArgMaxOfRow(const float* values, size_t n) {
+  const Floats f;
+  const Ints i;
+  auto best = hn::Set(f, -HUGE_VALF);
+  auto at = hn::Set(i, -1), here = hn::Iota(i, 0);
+  size_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
+    const auto x = hn::LoadU(f, values + k);
+    const auto greater = hn::Gt(x, best);
+    best = hn::IfThenElse(greater, x, best);
+    at = hn::IfThenElse(hn::RebindMask(i, greater), here, at);
+    here = hn::Add(here, hn::Set(i, static_cast<int32_t>(kLanes)));
+  }
+  float top[kLanes];
+  int32_t top_at[kLanes];
+  hn::StoreU(best, f, top);
+  hn::StoreU(at, i, top_at);
+  float largest = -HUGE_VALF;
+  int32_t first = -1;
+  for (size_t lane = 0; lane < kLanes; lane++)
+    if (top[lane] > largest || (top[lane] == largest && top_at[lane] < first)) {
+      largest = top[lane];
+      first = top_at[lane];
+    }
+  for (; k < n; k++)
+    if (values[k] > largest) {
+      largest = values[k];
+      first = static_cast<int32_t>(k);
+    }
+  return first;
+}
+
 HWY_ATTR void ToBf16Row(const float* in, size_t n, bf16* out) {
   auto* words = reinterpret_cast<uint16_t*>(out);
   size_t i = 0;
@@ -167,6 +200,7 @@ HWY_EXPORT(RmsNormRow);
 HWY_EXPORT(SwigluRow);
 HWY_EXPORT(RopeHalves);
 HWY_EXPORT(MultiplyHeads);
+HWY_EXPORT(ArgMaxOfRow);
 HWY_EXPORT(ToBf16Row);
 HWY_EXPORT(FromBf16Row);
 HWY_EXPORT(StoreRow);
@@ -216,6 +250,10 @@ void multiply_heads(const float* const* in, float* const* out, int n, int d, con
 
 void transpose_matrix(const float* in, int d, float* out) {
   HWY_DYNAMIC_DISPATCH(TransposeMatrix)(in, d, out);
+}
+
+int32_t arg_max_of_row(const float* values, size_t n) {
+  return HWY_DYNAMIC_DISPATCH(ArgMaxOfRow)(values, n);
 }
 
 void to_bf16_row(const float* in, size_t n, bf16* out) {

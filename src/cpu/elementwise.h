@@ -25,6 +25,9 @@ void multiply_heads(const float* const* in, float* const* out, int n, int d, con
                     const float* mean, const float* add, float* scratch);
 void transpose_matrix(const float* in, int d, float* out);
 
+/// Index of the largest of n values as ops/arg_max.h has it.
+int32_t arg_max_of_row(const float* values, size_t n);
+
 void to_bf16_row(const float* in, size_t n, bf16* out);
 void from_bf16_row(const bf16* in, size_t n, float* out);
 

@@ -28,8 +28,9 @@ void transform(ThreadTeam& team, WorkerScratch& scratch, const TransformParams& 
   if (d % 16 != 0)
     throw_error(ErrorCode::Unsupported, "head_dim {} on the CPU: transforms need a multiple of 16", d);
   scratch.grow(head_op_scratch(d));
-  // A task is one KV head and a run of rows; 6 vectors at a time go through the matrix.
-  const int rows_per_task = std::max(1, 96 / q_per_kv),
+  // A task is one KV head and a run of rows; 6 vectors at a time go through the matrix. Few rows are halved:
+  // three tasks of three KV heads leave two workers as long as four would.
+  const int rows_per_task = std::clamp((p.n_rows + 1) / 2, 1, std::max(1, 96 / q_per_kv)),
             chunks = (p.n_rows + rows_per_task - 1) / rows_per_task;
   const int64_t n_tasks = static_cast<int64_t>(chunks) * p.n_kv_heads;
   const auto work = [&](int64_t task, int worker) {

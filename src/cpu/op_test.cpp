@@ -10,7 +10,9 @@
 
 #include "cpu/cpu_backend.h"
 #include "kv2/error.h"
+#include "ops/arg_max.h"
 #include "ops/cases/inputs.h"
+#include "ops/device_extras.h"
 #include "ops/op_case.h"
 
 namespace kv2 {
@@ -92,6 +94,34 @@ TEST_P(CpuInvariance, SameBitsAloneInChunksInBatchesAndWithAnyNumberOfThreads) {
 
 INSTANTIATE_TEST_SUITE_P(All, CpuInvariance, testing::Values("linear", "attend", "append"),
                          [](const auto& info) { return info.param; });
+
+/// Rows of small whole numbers, so that the largest comes more than once, with NaN and infinities among them.
+TEST(CpuArgMax, IsTheFirstOfTheLargestOnEveryTarget) {
+  for_each_target([&](const std::string&) {
+    const auto backend = make_backend(2, LinearPrecision::F32);
+    cases::Random random(21);
+    for (const int width : {1, 3, 16, 17, 63, 64, 65, 1000, 49152})
+      for (const int kinds : {1, 3, 9, 1 << 20}) {
+        constexpr int kRows = 5;
+        std::vector<float> rows(static_cast<size_t>(kRows) * width);
+        for (float& x : rows) {
+          const uint64_t kind = random.next() % 16;
+          x = kind == 0   ? NAN
+              : kind == 1 ? -INFINITY
+                          : static_cast<float>(random.next() % static_cast<uint64_t>(kinds)) - 4.f;
+        }
+        std::fill_n(rows.begin() + width, width, NAN);
+        std::fill_n(rows.begin() + 2 * width, width, -INFINITY);
+        rows[static_cast<size_t>(4) * width - 1] = INFINITY;  // row 3's last
+        std::vector<int32_t> best(kRows);
+        const cases::DeviceArray<float> device = cases::on_device(*backend, rows);
+        arg_max(*backend, device.data(), kRows, width, best.data());
+        for (int r = 0; r < kRows; r++)
+          EXPECT_EQ(best[r], arg_max(std::span(rows).subspan(static_cast<size_t>(r) * width, width)))
+              << "width " << width << " row " << r;
+      }
+  });
+}
 
 /// The same bits on every SIMD target, where that is promised: pages. (Elsewhere targets differ within the
 /// bounds.)
