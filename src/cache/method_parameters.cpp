@@ -388,8 +388,9 @@ void validate_rounding(const Method& m) {
     throw_error(ErrorCode::BadArgument, "method {}: error feedback has 1 to 4 bits; with {}={} give {}",
                 m.name, name, bits, instead);
   };
-  refuse_eight("bits-k", m.k.bits, m.coder_k(), "feedback=v");
-  refuse_eight("bits-v", m.v.bits, m.coder_v(), "feedback=k");
+  if (m.k.bits == 8 && m.v.bits == 8) refuse_eight("bits", 8, m.coder, "the method int8 instead");
+  refuse_eight("bits-k", m.k.bits, m.coder_k(), "feedback=v,clip-k=off, too");
+  refuse_eight("bits-v", m.v.bits, m.coder_v(), "feedback=k,clip-v=off, too");
   for (const LayerOverride& o : m.overrides) {
     if (o.form != LayerOverride::Form::Bits) continue;
     refuse_eight("layers=…k", o.bits_k, m.coder_k(), "int8 there");

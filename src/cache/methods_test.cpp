@@ -203,7 +203,10 @@ TEST(Methods, RefusalsNameWhatIsAllowed) {
        {"", "0", "=int8", "0=int5", "0=", "0/=int8", "x=int8", "0=int8+", "0=k2", "0=k2v9", "+"}) {
     expect_has(parse_refusal(std::string("naive2:layers=") + value), {"layers", "0/1/-1=int8"});
   }
-  expect_has(parse_refusal("kv2:bits-k=8"), {"1 to 4 bits", "feedback=v"});
+  expect_has(parse_refusal("kv2:bits-k=8"), {"1 to 4 bits", "feedback=v,clip-k=off"});
+  CacheSpec::parse("kv2:bits-k=8,feedback=v,clip-k=off");
+  CacheSpec::parse("kv2:bits-v=8,feedback=k,clip-v=off");
+  expect_has(parse_refusal("kv2:bits=8"), {"1 to 4 bits", "int8 instead"});
   expect_has(parse_refusal("kv2:layers=0=k2v8"), {"1 to 4 bits", "int8 there"});
   expect_has(parse_refusal("kivi2:clip-k=0.9"), {"unknown parameter 'clip-k'", "clip-v"});
   expect_has(parse_refusal("naive2:range=lloyd,bits-k=3"), {"range=lloyd is for 2 bits"});
