@@ -266,7 +266,8 @@ constexpr Parameter kParameters[] = {
      [](std::string_view t, Method& m) { return read_word(kRanges, t, m.range); },
      [](const Method& m) { return word_of(kRanges, m.range); }},
     {"layers",
-     "none, or lists of layers (negative: from the end) and their form, as in 0/1/-1=int8+5=bf16+7=k3v2",
+     "none, or lists of layers (negative: from the end) and their form, as in 0/1/-1=int8+5=bf16+7=k3v2 "
+     "(--kv-layers '0,1,-1=int8 5=bf16 7=k3v2')",
      Parameter::Of::AllCodes, [](std::string_view t, Method& m) { return read_overrides(t, m.overrides); },
      [](const Method& m) { return overrides_text(m.overrides); }},
     {"rotation", "u, uh or uhp", Parameter::Of::Calibrated,

@@ -26,8 +26,8 @@ void require_tokens(std::span<const int32_t> tokens, const ModelConfig& config, 
   if (tokens.empty()) throw_error(ErrorCode::BadArgument, "{}: no tokens", what);
   if (static_cast<int64_t>(tokens.size()) > config.context)
     throw_error(ErrorCode::BadArgument,
-                "{}: {} tokens, but the model's context is {}; a judge reads the "
-                "beginning of a text with --max-tokens {}",
+                "{}: {} tokens, but the model's context is {}; give that many at most (a judge that "
+                "reads a text: --max-tokens {})",
                 what, tokens.size(), config.context, config.context);
   require_in_vocabulary(tokens, config, what);
 }
