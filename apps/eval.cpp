@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "apps/command_line.h"
@@ -17,7 +18,9 @@ namespace kv2::app {
 void EvalOptions::add_to(CLI::App& app, const std::string& default_kv) {
   model.add_to(app);
   cache.add_to(app);
-  add_kv_list(app, kv, default_kv);
+  kv_option_ = add_kv_list(app, kv, default_kv);
+  app.get_option("--kv")->description(app.get_option("--kv")->get_description() +
+                                      "; without it kv2 in quarot2's place where a calibration is found");
   app.add_flag("--json", json, "JSON lines instead of a table");
 }
 
@@ -33,16 +36,28 @@ void EvalOptions::add_schedule_to(CLI::App& app) {
   app.add_option("--schedule", schedule, help)->type_name("NAME");
 }
 
-std::vector<CacheSpec> EvalOptions::specs() const {
-  std::vector<CacheSpec> specs = cache.specs(kv);
+std::vector<CacheSpec> EvalOptions::parsed(const std::vector<std::string>& texts) const {
+  std::vector<CacheSpec> specs = cache.specs(texts);
   if (schedule.empty()) return specs;
   for (const CLI::Option* option : by_hand_)
     if (option->count() > 0)
       throw_error(ErrorCode::BadArgument,
                   "--schedule {} and {}: a schedule says that itself; give one of them", schedule,
                   option->get_name());
-  specs = under_schedule(std::move(specs), schedule);
-  for (const CacheSpec& spec : specs) log_info("schedule     " + spec.describe());
+  return under_schedule(std::move(specs), schedule);
+}
+
+std::vector<CacheSpec> EvalOptions::specs(const Model& model) const {
+  std::vector<std::string> texts = split_methods(kv);
+  const bool by_name = kv_option_->count() > 0, calibrated = has_calibration(model, cache.calibration);
+  if (!by_name && calibrated)
+    std::replace(texts.begin(), texts.end(), std::string("quarot2"), std::string("kv2"));
+  if (!by_name && !calibrated)
+    log_info(fmt::format("no calibration of this model was found: {} is judged; better: kv2 calibrate {}",
+                         fmt::join(texts, ", "), this->model.model));
+  const std::vector<CacheSpec> specs = parsed(texts);
+  if (!by_name || !schedule.empty())
+    for (const CacheSpec& spec : specs) log_info("kv           " + spec.describe());
   return specs;
 }
 

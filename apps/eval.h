@@ -20,14 +20,20 @@ struct EvalOptions {
   std::string schedule;  // --schedule; empty: the windows of `cache` for all
   bool json = false;
 
-  /// MODEL, the cache's options, --kv with these defaults, and --json.
+  /// MODEL, the cache's options, --kv with these defaults (kv2 in quarot2's place where a calibration is
+  /// found), and --json.
   void add_to(CLI::App& app, const std::string& default_kv);
   /// --schedule, after add_to: for judges that can read prompts in bf16.
   void add_schedule_to(CLI::App& app);
-  /// Errors: BadArgument for what is wrong with --kv or --schedule.
-  std::vector<CacheSpec> specs() const;
+  /// Errors: BadArgument for what is wrong with --kv or --schedule; asked before a model is loaded.
+  void check() const { (void)parsed(kv); }
+  /// What is judged of this model, said on stderr where it was not asked for by name.
+  std::vector<CacheSpec> specs(const Model& model) const;
 
  private:
+  std::vector<CacheSpec> parsed(const std::vector<std::string>& texts) const;
+
+  const CLI::Option* kv_option_ = nullptr;
   std::vector<const CLI::Option*> by_hand_;  // what --schedule sets
 };
 

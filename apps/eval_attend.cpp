@@ -16,8 +16,9 @@ struct Options {
 };
 
 void run(const Options& o) {
-  const std::vector<CacheSpec> specs = o.eval.specs();
+  o.eval.check();
   Session s = open_judge(o.eval.model, o.attend.chunk_tokens);
+  const std::vector<CacheSpec> specs = o.eval.specs(*s.model);
   const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
   const std::vector<int32_t> tokens = o.source.read(s);
   const auto results =

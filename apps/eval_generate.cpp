@@ -37,9 +37,10 @@ void save_texts(const std::string& path, const std::vector<GenerationRun>& runs,
 }
 
 void run(const Options& o) {
-  const std::vector<CacheSpec> specs = o.eval.specs();
+  o.eval.check();
   if (!o.save.empty()) require_writable(o.save);
   Session s = open_judge(o.eval.model, std::max(o.generation.chunk_tokens, o.generation.batch));
+  const std::vector<CacheSpec> specs = o.eval.specs(*s.model);
   const auto prompts = o.prompts.read(s);
   const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
   std::vector<int32_t> text;

@@ -16,13 +16,14 @@ struct Options {
 };
 
 void run(const Options& o) {
-  const std::vector<CacheSpec> specs = o.flags.eval.specs();
+  o.flags.eval.check();
   const std::vector<RetrievalTask> tasks = o.flags.parsed_tasks();
   if (tasks.size() != 1)
     throw_error(ErrorCode::BadArgument, "eval needle judges one task, found {}; eval ruler takes several",
                 tasks.size());
   require_depth_task(tasks[0]);
   Session s = open_judge(o.flags.eval.model, o.flags.chunk);
+  const std::vector<CacheSpec> specs = o.flags.eval.specs(*s.model);
   NeedlePlan plan = o.plan;
   plan.task = tasks[0];
   plan.lengths = o.flags.parsed_lengths(*s.model, specs);

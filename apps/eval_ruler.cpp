@@ -50,10 +50,11 @@ void write_training_text(const Options& o, const Session& s) {
 }
 
 void run(const Options& o) {
-  const std::vector<CacheSpec> specs = o.flags.eval.specs();
+  o.flags.eval.check();
   if (o.haystacks.empty()) (void)o.flags.parsed_tasks();  // a wrong name is said before a model is loaded
   Session s = open_judge(o.flags.eval.model, o.flags.chunk);
   if (!o.write_tokens.empty()) return write_training_text(o, s);
+  const std::vector<CacheSpec> specs = o.flags.eval.specs(*s.model);
   std::vector<HaystackSet> sets;
   if (o.haystacks.empty()) {
     const RulerPlan plan = plan_of(o, *s.model, specs);  // lengths are checked before the tokenizer is missed

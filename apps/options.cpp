@@ -116,9 +116,9 @@ std::string kv_help() {
   return text;
 }
 
-void add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults) {
+CLI::Option* add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults) {
   kv = {defaults};
-  app.add_option("--kv", kv, kv_help() + "\nseveral: --kv bf16,naive2 or --kv repeated")
+  return app.add_option("--kv", kv, kv_help() + "\nseveral: --kv bf16,naive2 or --kv repeated")
       ->allow_extra_args(false)
       ->type_name("METHOD")
       ->capture_default_str();
@@ -141,6 +141,10 @@ std::vector<std::string> split_methods(const std::vector<std::string>& texts) {
     }
   }
   return out;
+}
+
+bool has_calibration(const Model& model, const std::string& path) {
+  return !path.empty() || std::filesystem::exists(default_calibration_path(model.fingerprint()));
 }
 
 std::optional<Calibration> find_calibration(const Model& model, const std::string& path) {

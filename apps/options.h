@@ -57,12 +57,14 @@ struct CacheOptions {
 std::string kv_help();
 /// A repeatable --kv option: every occurrence may hold several methods, split by commas
 /// ("bf16,oscar2:clip-k=0.9,naive2": a piece with '=' belongs to the method before it).
-void add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults);
+CLI::Option* add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults);
 std::vector<std::string> split_methods(const std::vector<std::string>& texts);
 
 /// The calibration given by --calibration, or the one in the user's cache made for this model; nullopt when
 /// neither exists. Throws when a given file is unreadable or made for another model.
 std::optional<Calibration> find_calibration(const Model& model, const std::string& path);
+/// Whether it finds one, or a file is given that it would read.
+bool has_calibration(const Model& model, const std::string& path);
 
 /// --seed. The parser alone would take -1 for 2^64 - 1.
 CLI::Option* add_seed(CLI::App& app, uint64_t& seed, const std::string& description);

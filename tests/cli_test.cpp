@@ -208,6 +208,33 @@ TEST_F(Cli, JudgesRefuseBadInput) {
     expect_refused(run(judge + longer), 2, {"5000 tokens", "context is", "--max-tokens"});
 }
 
+TEST_F(Cli, JudgesTakeKv2WhereACalibrationIsFound) {
+  const std::string kld = "eval kld " + model("qwen3") + " --json --tokens " + tokens(500);
+  const auto methods_of = [](const Result& r) {
+    std::string out;
+    std::stringstream lines(r.out);
+    for (std::string line; std::getline(lines, line);)
+      out += nlohmann::json::parse(line)["method"].get<std::string>() + " ";
+    return out;
+  };
+  const Result without = run(kld);
+  EXPECT_EQ(methods_of(without), "bf16 quarot2 ");
+  EXPECT_NE(without.err.find("kv2 calibrate " + model("qwen3")), std::string::npos) << without.err;
+  const std::string calibrate = "-q calibrate " + model("qwen3") +
+                                " --n-tokens 256 --held-out 0 --window 64 --tokens " + tokens(500) +
+                                " --out ";
+  ASSERT_EQ(run(calibrate + path("c.safetensors")).code, 0);
+  EXPECT_EQ(methods_of(run(kld + " --calibration " + path("c.safetensors"))), "bf16 kv2 ");
+  ASSERT_EQ(run("-q calibrate " + model("qwen3") + " --n-tokens 256 --held-out 0 --window 64 --tokens " +
+                tokens(500))
+                .code,
+            0);
+  const Result with = run(kld);
+  EXPECT_EQ(methods_of(with), "bf16 kv2 ");
+  EXPECT_NE(with.err.find("kv           kv2: first 64"), std::string::npos) << with.err;
+  EXPECT_EQ(methods_of(run(kld + " --kv bf16,quarot2")), "bf16 quarot2 ") << "what is asked for is judged";
+}
+
 TEST_F(Cli, CalibrationOfAnotherModelIsRefused) {
   const std::string file = path("c.safetensors");
   const Result made = run("-q calibrate " + model("qwen3") + " --tokens " + tokens(1500) +
@@ -307,8 +334,10 @@ TEST_F(Cli, SchedulesOfPapersByName) {
   const std::string kld = "eval kld " + model("qwen3") + " --json --tokens " + tokens(512) + " --kv ";
   const Result r = run(kld + "bf16,kivi2,omni2,quarot2,kitty2 --schedule paper");
   ASSERT_EQ(r.code, 0) << r.err;
-  EXPECT_NE(r.err.find("kivi2: first 0 and last 128 tokens in bf16, 2-bit history between, exact prefill"),
-            std::string::npos)
+  EXPECT_NE(
+      r.err.find(
+          "kv           kivi2: first 0 and last 128 tokens in bf16, 2-bit history between, exact prefill"),
+      std::string::npos)
       << r.err;
   std::stringstream lines(r.out);
   const auto next = [](std::stringstream& from) {
