@@ -42,7 +42,7 @@ struct RetrievalFlags {
 template <class Set>
 void say_beyond_context(const std::vector<Set>& sets, const ModelConfig& config) {
   for (const HaystackSet& set : sets)
-    if (const int64_t n = std::max(set.length, set.context(0)); n > config.context)
+    if (const int64_t n = set.context(0); n > config.context)
       log_info(fmt::format("beyond       {}: {} tokens, {} more than this model was trained for", set.task, n,
                            n - config.context));
 }

@@ -108,8 +108,10 @@ std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpe
   for (const NeedleSet& set : sets) {
     RetrievalOptions together = options;
     together.most_questions = set.most_questions();
+    const int64_t trained = model.config().context;
+    const int64_t context = set.context(0) > trained ? set.length : std::min(set.length, trained);
     for (const CacheSpec& spec : specs) {
-      RetrievalRunner runner(model, spec, calibration, set.length, together, tokenizer);
+      RetrievalRunner runner(model, spec, calibration, context, together, tokenizer);
       std::vector<NeedleCell> row = judge(runner, set, progress);
       for (NeedleCell& cell : row) cell.describe(spec, runner.plan(), set, model.config());
       if (on_row) on_row(row);

@@ -202,6 +202,9 @@ TEST(Retrieval, PastTheContextIsWhatALongerContextSays) {
   EXPECT_NE(to_table(past).find("300*"), std::string::npos);
   EXPECT_NE(to_table(past).find("positions from 128 on"), std::string::npos);
   EXPECT_EQ(to_table(within).find('*'), std::string::npos);
+  set.length = 99999;  // a label of a file
+  EXPECT_FALSE(measure_ruler(*trained, {specs[0]}, nullptr, {set}, {.answer_tokens = 0}, nullptr, {})[0]
+                   .beyond_context);
 }
 
 TEST(Needle, FillsEveryCellOfTheMap) {
