@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one inner product that Highway 1.0.3 lacks: four unsigned bytes times four signed bytes, added to an
 // int32. It is exact on every target, so all targets give the same integers. Include inside a target's
-// namespace; where KV2_VNNI is 1 the functions around it must be compiled for AVX512-VNNI (see vnni.h). Not
-// tried on a machine but under qemu: the NEON body.
+// namespace; where KV2_VNNI is 1 the functions around it must be compiled for AVX512-VNNI (see vnni.h). The
+// NEON body has run under qemu alone (scripts/test_neon).
 
 using Ints8 = hn::Repartition<uint8_t, Ints>;
 using CodeBytes = hn::VFromD<Ints8>;

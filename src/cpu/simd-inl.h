@@ -28,6 +28,23 @@ using Bytes = hn::Rebind<uint8_t, Floats>;
 using Vec = hn::VFromD<Floats>;
 constexpr size_t kLanes = hn::MaxLanes(Floats());
 
+/// No less than `least` and no greater than `most`; NaN stays. x86 returns the second operand where one is
+/// NaN, Highway on Arm the number, the instructions used here the NaN.
+inline HWY_ATTR Vec no_less(Vec least, Vec x) {
+#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  return Vec(vmaxq_f32(least.raw, x.raw));
+#else
+  return hn::Max(least, x);
+#endif
+}
+inline HWY_ATTR Vec no_greater(Vec most, Vec x) {
+#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  return Vec(vminq_f32(most.raw, x.raw));
+#else
+  return hn::Min(most, x);
+#endif
+}
+
 /// e^x with an error of about 1 ulp; 0 below -87.33 (where e^x leaves the normal range), e^88.7 above that;
 /// NaN for NaN.
 inline HWY_ATTR Vec exp_of(Vec x) {
@@ -35,7 +52,7 @@ inline HWY_ATTR Vec exp_of(Vec x) {
   const Ints i;
   const auto low = hn::Set(f, -87.33f);
   const auto tiny = hn::Lt(x, low);
-  x = hn::Min(hn::Set(f, 88.7f), hn::Max(low, x));  // x second: x86 then keeps a NaN
+  x = no_greater(hn::Set(f, 88.7f), no_less(low, x));
   const auto n = hn::Round(hn::Mul(x, hn::Set(f, 1.44269504f)));
   auto r = hn::NegMulAdd(n, hn::Set(f, 0x1.62e4p-1f), x);  // ln 2 in two parts, the first exact in 15 bits
   r = hn::NegMulAdd(n, hn::Set(f, 1.42860677e-6f), r);
@@ -69,7 +86,7 @@ inline HWY_ATTR Vec exp_below(Vec x) {
 #else
   const Words w;
   const auto magic = hn::Set(f, 12582912.f);  // 1.5·2^23: a sum with it ends in the nearest whole number
-  const auto y = hn::Max(hn::Set(f, -126.f), hn::Mul(x, hn::Set(f, 1.44269504f)));  // second: keeps a NaN
+  const auto y = no_less(hn::Set(f, -126.f), hn::Mul(x, hn::Set(f, 1.44269504f)));
   const auto shifted = hn::Add(y, magic);
   const auto r = hn::Sub(y, hn::Sub(shifted, magic));
   auto p = hn::Set(f, 0x1.23a608p-10f);  // 2^r, |r| <= 1/2: best relative error with p(0) = 1
