@@ -13,6 +13,7 @@
 #include "cuda/attend_launch.h"
 #include "cuda/attend_merge.cuh"
 #include "cuda/attend_packed.cuh"
+#include "cuda/linear_inputs.cuh"
 #include "cuda/overlap.cuh"
 
 namespace kv2::cuda {
@@ -347,6 +348,13 @@ __device__ __forceinline__ void attend_segment(const AttendArgs& args, const Att
                            static_cast<size_t>(segment.owner) * args.max_runs * Partials<D, NT>::kFloats};
   };
   const int n_values = pairs.n() * D;
+  const auto write = [&](int pair, int channel, float x) {
+    const size_t head = pairs.row_of(pair);
+    const int n_heads = args.n_kv_heads * args.q_per_kv, row = static_cast<int>(head / n_heads);
+    args.out[head * D + channel] = x;
+    store_input(args.rounded, row, static_cast<int>(head - static_cast<size_t>(row) * n_heads) * D + channel,
+                x);
+  };
 
 #pragma unroll 1
   for (int run = segment.first_run; run < segment.end_run; run++) {
@@ -374,13 +382,11 @@ __device__ __forceinline__ void attend_segment(const AttendArgs& args, const Att
       if (run + 1 < n_runs)
         totals[i] = s;
       else
-        args.out[pairs.row_of(pair) * D + channel] = s.result();
+        write(pair, channel, s.result());
     }
   }
   if (!whole && arrive_last(args.arrivals + segment.owner, n_own, n_runs, shared.is_last))
-    Merger<Pages>(&shared, &shared.runs_fetched, n_fetched)
-        .merge(partials(), n_runs, n_values,
-               [&](int pair, int channel, float x) { args.out[pairs.row_of(pair) * D + channel] = x; });
+    Merger<Pages>(&shared, &shared.runs_fetched, n_fetched).merge(partials(), n_runs, n_values, write);
   if (segment.next >= 0) __syncthreads();  // all of this has been read
 }
 

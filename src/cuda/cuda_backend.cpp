@@ -338,8 +338,9 @@ class CudaBackend final : public Backend,
     const int group = reads_packed && !in_sides && !channels ? p.kv.layout.int2(p.layer).group
                                                              : default_group(shape.head_dim);
     const bool fast = channels || (!in_sides && attend_has(shape.head_dim, group));
-    const bool one_each = std::all_of(p.sequences.begin(), p.sequences.end(),
-                                      [](const SequenceView& s) { return s.n_rows <= 1; });
+    int n_rows = 0, most_rows = 0;
+    for (const SequenceView& s : p.sequences) n_rows += s.n_rows, most_rows = std::max(most_rows, s.n_rows);
+    const bool one_each = most_rows <= 1;
     const int pairs = in_sides ? kFormatPairs : attend_pairs(shape, one_each, p.soft_cap);
     const PrefillKernel prefill =
         in_sides || channels ? PrefillKernel::None : prefill_kernel_for(shape.head_dim, group, p.soft_cap);
@@ -347,12 +348,15 @@ class CudaBackend final : public Backend,
         planner_.plan(p.sequences, shape, p.kv.rule,
                       {pairs, info_.n_multiprocessors, prefill, in_sides ? kFormatBlocks : 0});
     if (plan.tiles.empty()) return;
+    // one query each: results leave the kernel as the next product wants them
+    const bool last_form = fast && one_each && plan.n_prefill_blocks == 0;
+    const LinearInputs rounded = leave_rounded(p.out, n_rows, last_form ? shape.n_heads * shape.head_dim : 0);
     const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
     const auto* segments = put(Staging::Key::Segments, std::span<const AttendSegment>(plan.segments));
     if (recorder_.sign(kAttend, p.q, p.out, p.kv.full, p.kv.packed, p.layer, plan.tiles.size(), pairs,
                        plan.n_prefill_blocks, static_cast<int>(plan.prefill_kernel), plan.n_blocks,
                        plan.max_runs, plan.merges, overlaps, p.softmax_scale, p.soft_cap, partials_.data(),
-                       arrivals_.data()))
+                       arrivals_.data(), rounded.memory))
       return;
     const Pool packed = in_sides   ? Pool{p.kv.packed, p.kv.layout.packed_page_bytes(), 0}
                         : channels ? channels_pool(p.kv, p.layer)
@@ -378,6 +382,7 @@ class CudaBackend final : public Backend,
                     .prefill_tiles = tiles + plan.n_tiles,
                     .n_prefill_blocks = plan.n_prefill_blocks,
                     .prefill_kernel = plan.prefill_kernel};
+    args.rounded = rounded;
     if ((fast || in_sides) && plan.merges)
       args.partials = static_cast<float*>(partials_.reserve(partial_bytes(plan, shape, pairs)));
     if (fast && plan.merges) args.arrivals = arrivals(static_cast<size_t>(plan.n_tiles) * shape.n_kv_heads);

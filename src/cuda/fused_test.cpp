@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CUDA backend fuses against the ops it stands for, bit for bit: heads(), and inputs of linears that
-// norm, SwiGLU and transform leave rounded. Needs a GPU: skipped by name where there is none.
+// norm, SwiGLU, transform and attention leave rounded. Needs a GPU: skipped by name where there is none.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "kv2/error.h"
 #include "ops/arg_max.h"
 #include "ops/cases/inputs.h"
+#include "ops/cases/page_world.h"
 #include "ops/device_extras.h"
 
 namespace kv2 {
@@ -159,6 +160,20 @@ TEST(CudaFused, BestTokensAreArgMax) {
   }
 }
 
+/// Weights of a seed.
+std::unique_ptr<Linear> make_linear(Backend& b, int n_in, int n_out, cases::Random& random) {
+  const std::vector<float> weights = random.normals(static_cast<size_t>(n_in) * n_out, 0.01f, 0.05f);
+  return b.make_linear({.n_in = n_in,
+                        .n_out = n_out,
+                        .fill =
+                            [&](int row0, int n, float* out) {
+                              std::copy_n(weights.data() + static_cast<size_t>(row0) * n_in,
+                                          static_cast<size_t>(n) * n_in, out);
+                            },
+                        .bias = {},
+                        .coded = {}});
+}
+
 /// A linear right after the op that makes its input against one that finds nothing left rounded.
 TEST(CudaFused, InputsLeftRoundedAreTheInputs) {
   const auto backend = make_backend();
@@ -168,16 +183,7 @@ TEST(CudaFused, InputsLeftRoundedAreTheInputs) {
     for (const int n_rows : {1, 2, 8, 9, 16, 17, 65, 200}) {
       cases::Random random(n_in + n_rows);
       const int n_out = 320;
-      const std::vector<float> weights = random.normals(static_cast<size_t>(n_in) * n_out, 0.01f, 0.05f);
-      const auto linear = b.make_linear({.n_in = n_in,
-                                         .n_out = n_out,
-                                         .fill =
-                                             [&](int row0, int n, float* out) {
-                                               std::copy_n(weights.data() + static_cast<size_t>(row0) * n_in,
-                                                           static_cast<size_t>(n) * n_in, out);
-                                             },
-                                         .bias = {},
-                                         .coded = {}});
+      const auto linear = make_linear(b, n_in, n_out, random);
       const size_t size = static_cast<size_t>(n_rows) * n_in;
       const auto x = on_device(b, random.normals(2 * size, 0.2f, 1.0f)),
                  w = on_device(b, random.normals(n_in, 1, 0.1f));
@@ -200,6 +206,41 @@ TEST(CudaFused, InputsLeftRoundedAreTheInputs) {
         EXPECT_EQ(left.download(), alone.download());
       }
     }
+}
+
+/// The same after attention: of one query each, which leaves them, and of chunks, which do not.
+TEST(CudaFused, AttentionLeavesInputsRounded) {
+  const auto backend = make_backend();
+  if (!backend) GTEST_SKIP() << "no GPU";
+  Backend& b = *backend;
+  for (const int d : {64, 128})
+    for (const int group : {0, d})  // full pages alone; packed ones, too
+      for (const int n_sequences : {1, 5, 17})
+        for (const int n_rows : {1, 3}) {
+          const cases::WorldSpec spec{.shape = {1, 8, 2, d},
+                                      .group = group,
+                                      .rule = {1, 1, group > 0},
+                                      .n_tokens = std::vector<int64_t>(n_sequences, 400)};
+          const auto world = std::make_shared<const cases::PageWorld>(spec);
+          const cases::DevicePages pages(b, world);
+          pages.fill_full();
+          pages.fill_packed();
+          std::vector<cases::Segment> segments;
+          for (int i = 0; i < n_sequences; i++) segments.push_back({i, 390 - 20 * i, n_rows});
+          const cases::Views views = world->views(segments);
+          const int width = 8 * d, n = n_rows * n_sequences;
+          cases::Random random(d + n);
+          const auto linear = make_linear(b, width, 320, random);
+          const size_t size = static_cast<size_t>(n) * width;
+          const auto q = on_device(b, random.normals(size, 0.2f, 1.0f));
+          const DeviceArray<float> y(b, size), copy(b, size), left(b, size_t{320} * n),
+              alone(b, size_t{320} * n);
+          b.attend({0, q.data(), y.data(), pages.view(), views.views, 0.1f, 0});
+          b.linear(*linear, {y.data(), left.data(), n});
+          b.copy(copy.data(), y.data(), size * sizeof(float));
+          b.linear(*linear, {copy.data(), alone.data(), n});
+          EXPECT_EQ(left.download(), alone.download()) << n << " rows, head_dim " << d << ", group " << group;
+        }
 }
 
 }  // namespace

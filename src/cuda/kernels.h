@@ -211,6 +211,9 @@ struct AttendArgs {
   const AttendTile* prefill_tiles;
   int n_prefill_blocks;
   PrefillKernel prefill_kernel;
+  // Results are left there, too: by kernels of launch_attend and launch_attend_channels without
+  // prefill_tiles.
+  LinearInputs rounded = {};
   // of launch_attend_channels: `packed` is a layer's part, here its heads begin; norms are the first 256
   // bytes
   struct {

@@ -201,7 +201,8 @@ class AlgorithmChoice {
     return multiply_own(fragments(n_rows)) ? rows_of_output(0, few_) : std::vector<float>{};
   }
 
-  /// What cuBLAS recommends for few, some and many rows, in that order.
+  /// What cuBLAS recommends for few, some and many rows, in that order. Where outputs are few and inputs many
+  /// it recommends split-K alone: those are tried without.
   std::vector<cublasLtMatmulAlgo_t> candidates() {
     std::vector<cublasLtMatmulAlgo_t> all;
     for (const int rows : {1, 64, large_}) {
@@ -209,27 +210,41 @@ class AlgorithmChoice {
       cublasLtMatmulPreference_t preference = nullptr;
       check(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
       prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspace);
-      prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-             uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
       const uint32_t out_alignment = weights_.n_out() % 4 == 0 ? 16 : 4;
       prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_alignment);
       prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment);
-      cublasLtMatmulHeuristicResult_t found[16];
-      int n_found = 0;
-      const cublasStatus_t status =
-          cublasLtMatmulAlgoGetHeuristic(handle_, product.operation, product.weights, product.in, product.out,
-                                         product.out, preference, std::size(found), found, &n_found);
-      cublasLtMatmulPreferenceDestroy(preference);
-      if (status != CUBLAS_STATUS_SUCCESS) continue;
-      for (int i = 0; i < n_found; i++) {
-        const auto same = [&](const cublasLtMatmulAlgo_t& a) {
-          return std::memcmp(&a, &found[i].algo, sizeof(a)) == 0;
-        };
-        if (!splits_k(found[i].algo) && std::none_of(all.begin(), all.end(), same))
-          all.push_back(found[i].algo);
+      for (const uint32_t reductions : {CUBLASLT_REDUCTION_SCHEME_NONE, CUBLASLT_REDUCTION_SCHEME_MASK}) {
+        prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+        cublasLtMatmulHeuristicResult_t found[24];
+        int n_found = 0;
+        if (cublasLtMatmulAlgoGetHeuristic(handle_, product.operation, product.weights, product.in,
+                                           product.out, product.out, preference, std::size(found), found,
+                                           &n_found) != CUBLAS_STATUS_SUCCESS)
+          continue;
+        for (int i = 0; i < n_found; i++) {
+          cublasLtMatmulAlgo_t a = found[i].algo;
+          if (splits_k(a) && !stop_splitting(product, a)) continue;
+          const auto same = [&](const cublasLtMatmulAlgo_t& b) {
+            return std::memcmp(&a, &b, sizeof(a)) == 0;
+          };
+          if (std::none_of(all.begin(), all.end(), same)) all.push_back(a);
+        }
       }
+      cublasLtMatmulPreferenceDestroy(preference);
     }
     return all;
+  }
+  /// The same algorithm in one part; false where it is none.
+  bool stop_splitting(const Product& product, cublasLtMatmulAlgo_t& a) const {
+    const int32_t parts = 1;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    cublasLtMatmulHeuristicResult_t result;
+    return cublasLtMatmulAlgoConfigSetAttribute(&a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof(parts)) ==
+               CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoConfigSetAttribute(&a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction,
+                                                sizeof(reduction)) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoCheck(handle_, product.operation, product.weights, product.in, product.out,
+                                   product.out, &a, &result) == CUBLAS_STATUS_SUCCESS;
   }
 
   bool multiply(const cublasLtMatmulAlgo_t& a, int first_row, int n_rows) {
