@@ -250,7 +250,9 @@ class CudaBackend final : public Backend,
                   .epsilon = p.epsilon,
                   .adjacent = p.pairing == RopePairing::Adjacent,
                   .rows_each = 0,
-                  .q_rows_each = 0},
+                  .q_rows_each = 0,
+                  .blocks = 0,
+                  .q_blocks = 0},
                  stream_);
     check_launch("heads");
     return true;

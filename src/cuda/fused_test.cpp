@@ -227,7 +227,14 @@ TEST(CudaFused, AttentionLeavesInputsRounded) {
           pages.fill_packed();
           std::vector<cases::Segment> segments;
           for (int i = 0; i < n_sequences; i++) segments.push_back({i, 390 - 20 * i, n_rows});
-          const cases::Views views = world->views(segments);
+          cases::Views views = world->views(segments);
+          std::vector<DeviceArray<int32_t>> tables;  // the device reads them
+          for (const std::vector<int32_t>& table : views.tables)
+            tables.emplace_back(b, std::span<const int32_t>(table));
+          for (size_t i = 0; i < views.views.size(); i++) {
+            views.views[i].full_pages = tables[2 * i].data();
+            views.views[i].packed_pages = tables[2 * i + 1].data();
+          }
           const int width = 8 * d, n = n_rows * n_sequences;
           cases::Random random(d + n);
           const auto linear = make_linear(b, width, 320, random);

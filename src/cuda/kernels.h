@@ -94,8 +94,9 @@ struct HeadRows {
   Pool full;
   int n_rows, stride, n_heads, n_kv_heads, head_dim;
   float epsilon;
-  bool adjacent;               // pairs of RoPE
-  int rows_each, q_rows_each;  // of a block; the launcher's
+  bool adjacent;  // pairs of RoPE
+  // the launcher's: rows of a block of keys or values and of queries, blocks of each
+  int rows_each, q_rows_each, blocks, q_blocks;
 };
 bool heads_fit(int n_rows, int head_dim);
 void launch_heads(HeadRows p, cudaStream_t stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 32 columns of a head's matrix in shared memory, and a warp's product of a vector with them: a lane has one
+// 32 columns of a head's matrix in shared memory, and a warp's product of vectors with them: a lane has one
 // output channel. Sums in index order, as everywhere a transform is applied.
 #pragma once
 
@@ -18,18 +18,25 @@ struct MatrixSlice {
       values[i * kStride + j] = __ldg(matrix + (transpose ? (first + j) * D + i : i * D + first + j));
     }
   }
-  /// vector [D] in shared memory, 16-byte aligned.
-  __device__ __forceinline__ float product(const float* vector, int lane) const {
-    float sum = 0;
-#pragma unroll 8
+  /// N vectors [N][D] in shared memory, 16-byte aligned: a value of the matrix is read once for all.
+  template <int N>
+  __device__ __forceinline__ void product(const float (*vectors)[D], int lane, float (&sum)[N]) const {
+#pragma unroll
+    for (int v = 0; v < N; v++) sum[v] = 0;
+#pragma unroll(N == 1 ? 8 : 4)
     for (int i = 0; i < D; i += 4) {
-      const float4 x = *reinterpret_cast<const float4*>(vector + i);
-      sum = fmaf(x.x, values[i * kStride + lane], sum);
-      sum = fmaf(x.y, values[(i + 1) * kStride + lane], sum);
-      sum = fmaf(x.z, values[(i + 2) * kStride + lane], sum);
-      sum = fmaf(x.w, values[(i + 3) * kStride + lane], sum);
+      float w[4];
+#pragma unroll
+      for (int k = 0; k < 4; k++) w[k] = values[(i + k) * kStride + lane];
+#pragma unroll
+      for (int v = 0; v < N; v++) {
+        const float4 x = *reinterpret_cast<const float4*>(vectors[v] + i);
+        sum[v] = fmaf(x.x, w[0], sum[v]);
+        sum[v] = fmaf(x.y, w[1], sum[v]);
+        sum[v] = fmaf(x.z, w[2], sum[v]);
+        sum[v] = fmaf(x.w, w[3], sum[v]);
+      }
     }
-    return sum;
   }
 };
 
