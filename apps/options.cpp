@@ -26,7 +26,9 @@ void ModelOptions::add_to(CLI::App& app) {
 void ModelOptions::add_device_to(CLI::App& app) {
   app.add_option("--device", device,
                  "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
-  app.add_option("--threads", threads, "default: the cores this process may use")->check(CLI::Range(0, 1024));
+  app.add_option("--threads", threads, "default: the cores this process may use; hardware threads of a core count once")->check(CLI::Range(0, 1024));
+  app.add_flag("--pin", pin,
+               "bind every thread but the first to a CPU of its own, of different cores while there are any");
   app.add_option("--linears", linears,
                  "auto: coded weights straight from the file's codes, others bf16; or bf16 or f32 for all")
       ->check(CLI::IsMember({"auto", "bf16", "f32"}));
@@ -35,6 +37,7 @@ void ModelOptions::add_device_to(CLI::App& app) {
 DeviceOptions ModelOptions::device_options() const {
   return {.device = device,
           .n_threads = threads,
+          .pin = pin,
           .linear_precision = linears == "f32"    ? LinearPrecision::F32
                               : linears == "bf16" ? LinearPrecision::Bf16
                                                   : LinearPrecision::Auto};

@@ -20,6 +20,7 @@ namespace kv2::app {
 struct ModelOptions {
   std::string model, device = "cpu", linears = "auto";
   int threads = 0;
+  bool pin = false;
 
   void add_to(CLI::App& app);
   void add_device_to(CLI::App& app);  // all but the model

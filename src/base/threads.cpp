@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/threads.h"
 
-#include <sched.h>
-
-#include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <fstream>
-#include <string>
 
 #include "base/check.h"
+#include "base/cpus.h"
 
 namespace kv2 {
 namespace {
@@ -39,28 +34,23 @@ bool spin_until(const Done& done) {
 
 }  // namespace
 
-int usable_cores() {
-  int n = static_cast<int>(std::thread::hardware_concurrency());
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
-  std::ifstream file("/sys/fs/cgroup/cpu.max");  // "max 100000" or "150000 100000"
-  std::string quota;
-  double period = 0;
-  if (file >> quota >> period && quota != "max" && period > 0) {
-    try {
-      n = std::min(n, std::max(1, static_cast<int>(std::floor(std::stod(quota) / period + 0.5))));
-    } catch (const std::exception&) {  // an unknown format is no reason to fail
-    }
-  }
-  return std::max(1, n);
-}
-
-ThreadTeam::ThreadTeam(int n_threads) {
+ThreadTeam::ThreadTeam(int n_threads, Pinning pinning) {
   if (n_threads == 0) n_threads = usable_cores();
   if (n_threads < 1 || n_threads > 1024)
     throw_error(ErrorCode::BadArgument, "threads must be between 1 and 1024, found {}", n_threads);
+  std::vector<int> cpus;  // of each worker
+  if (pinning == Pinning::OneEach) {
+    cpus = allowed_cpus().cpus;
+    if (n_threads > static_cast<int>(cpus.size()))
+      throw_error(ErrorCode::BadArgument, "--pin: {} threads, and this process may use {} CPUs", n_threads,
+                  cpus.size());
+  }
   try {
-    for (int i = 1; i < n_threads; i++) workers_.emplace_back([this, i] { work(i); });
+    for (int i = 1; i < n_threads; i++)
+      workers_.emplace_back([this, i, cpu = cpus.empty() ? -1 : cpus[i]] {
+        if (cpu >= 0) bind_to_cpu(cpu);  // refused: not pinned, and nothing else is wrong
+        work(i);
+      });
   } catch (...) {  // the system refused a thread: those that exist must end before the team's memory goes
     stop_workers();
     throw;

@@ -17,10 +17,15 @@
 
 namespace kv2 {
 
+/// OneEach: every worker is bound to a CPU of its own, of different cores while there are any; the caller,
+/// which belongs to others, stays free and finds the one that is left.
+enum class Pinning : uint8_t { Off, OneEach };
+
 class ThreadTeam {
  public:
-  /// n_threads >= 1, the caller included. 0: the cores this process may use (cgroup limit and affinity).
-  explicit ThreadTeam(int n_threads);
+  /// n_threads >= 1, the caller included. 0: usable_cores(). Throws BadArgument where more are to be pinned
+  /// than there are CPUs.
+  explicit ThreadTeam(int n_threads, Pinning pinning = Pinning::Off);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
@@ -50,8 +55,5 @@ class ThreadTeam {
   std::exception_ptr failure_;  // guarded by failure_mutex_
   std::vector<std::thread> workers_;
 };
-
-/// Cores this process may run on: the smaller of its affinity mask and its cgroup's CPU quota, at least 1.
-int usable_cores();
 
 }  // namespace kv2

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/cpus.h"
 #include "kv2/error.h"
 
 namespace kv2 {

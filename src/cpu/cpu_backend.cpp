@@ -32,7 +32,7 @@ constexpr int64_t kBaseline = HWY_SCALAR | HWY_EMU128;
 class CpuBackend final : public Backend, public DeviceArgMax {
  public:
   explicit CpuBackend(const CpuOptions& options)
-      : team_(options.n_threads),
+      : team_(options.n_threads, options.pinning),
         linears_(team_, options.precision),
         attention_(team_),
         scratch_(team_.size()) {}

@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "base/threads.h"
 #include "ops/backend.h"
 
 namespace kv2 {
 
 struct CpuOptions {
   int n_threads = 0;  // 0: usable_cores()
+  Pinning pinning = Pinning::Off;
   LinearPrecision precision = LinearPrecision::Auto;
 };
 

@@ -47,7 +47,9 @@ std::unique_ptr<Backend> open_device(const DeviceOptions& options) {
     throw_error(ErrorCode::BadArgument, "threads is {}, supported are 0 (all usable cores) and above",
                 options.n_threads);
   if (options.device == "cpu")
-    return make_cpu_backend({.n_threads = options.n_threads, .precision = options.linear_precision});
+    return make_cpu_backend({.n_threads = options.n_threads,
+                             .pinning = options.pin ? Pinning::OneEach : Pinning::Off,
+                             .precision = options.linear_precision});
   if (options.device == "reference") return make_reference_backend(options.linear_precision);
   if (options.device.starts_with("cuda")) return open_cuda(options);
   throw_error(ErrorCode::Unsupported, "device '{}' is not in this build; it has {}", options.device,

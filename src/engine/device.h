@@ -11,6 +11,7 @@ namespace kv2 {
 struct DeviceOptions {
   std::string device = "cpu";  // "cpu"; "cuda:0" in builds with CUDA; "reference" (scalar oracle, slow)
   int n_threads = 0;
+  bool pin = false;  // of the CPU's threads: Pinning::OneEach
   LinearPrecision linear_precision = LinearPrecision::Auto;
 };
 /// Throws Unsupported listing the devices of this build.
