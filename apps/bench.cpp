@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "ops/device_extras.h"
 
 namespace kv2::app {
 namespace {
@@ -49,8 +50,11 @@ void read_words(BenchOptions& o) {
 void run(BenchOptions o) {
   catch_interrupts();
   read_words(o);
+  if (!o.model.model.empty()) read_config(*open_model_file(o.model.model));  // before anything is measured
   BenchReport report(o.json);
-  if (o.wants("limits")) bench_limits(o, report);
+  const bool kernels = o.wants("attend") || o.wants("linear") || o.wants("demote");
+  if (o.wants("limits") || (kernels && o.model.device != "cpu"))  // a moment there, and every row's measure
+    bench_limits(o, report);
   if (o.wants("attend")) bench_attend(o, report);
   if (o.wants("linear")) bench_linear(o, report);
   if (o.wants("demote")) bench_demote(o, report);
@@ -82,6 +86,8 @@ std::vector<CacheSpec> BenchOptions::specs(const std::string& defaults) const {
 std::vector<BenchShape> bench_shapes(const BenchOptions& o) {
   std::vector<BenchShape> shapes = {{"SmolLM2-135M", {30, 9, 3, 64}, 576, 1536, 49152, {8192}},
                                     {"needle-15m", {4, 8, 2, 128}, 512, 1536, 4096, {65536}}};
+  if (o.model.model.empty() && o.model.device.starts_with("cuda"))
+    shapes = {{"Qwen3-8B", {36, 32, 8, 128}, 4096, 12288, 151936, {8192, 32768, 131072}}};
   if (!o.model.model.empty()) {
     const ModelConfig c = read_config(*open_model_file(o.model.model));
     shapes = {{"the model", c.kv_shape(), c.hidden, c.intermediate, c.vocab, {0, 2048, 4096, 7424}}};
@@ -117,14 +123,25 @@ Times time_of(int repeats, const std::function<void()>& run) {
   return times;
 }
 
+Times time_on(Backend& backend, int repeats, const std::function<void()>& ops) {
+  auto* clock = dynamic_cast<DeviceClock*>(&backend);
+  if (!clock)
+    return time_of(repeats, [&] {
+      ops();
+      backend.sync();
+    });
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats + 2; i++) {
+    throw_if_interrupted();
+    const double t = clock->cold_seconds(ops);
+    if (i >= 2) seconds.push_back(t);  // warm: buffers grown, clocks up
+  }
+  return Times::of(std::move(seconds));
+}
+
 Bound BenchLimits::of(const BenchRow& row) const {
-  struct Level {
-    const char* name;
-    double holds, read;  // bytes, bytes per second
-  };
   Bound bound;
-  for (const Level& l : {Level{"L2", 1 << 20, read_l2}, Level{"L3", 24 << 20, read_l3},
-                         Level{"memory", HUGE_VAL, read_memory}}) {
+  for (const Level& l : levels) {
     if (row.bytes > l.holds) continue;
     bound.level = l.name;
     bound.reading = seconds_for(row.bytes, l.read);
@@ -145,6 +162,8 @@ void BenchReport::add(const BenchRow& r) {
                                 {"best_s", r.times.best()},
                                 {"spread", r.times.spread()},
                                 {"repeats", r.times.seconds.size()}};
+    if (!r.kv.empty()) j["kv"] = r.kv;
+    for (const auto& [name, n] : r.shape) j[name] = n;
     if (r.tokens > 0) j["tokens_per_s"] = r.tokens / t, j["best_tokens_per_s"] = r.tokens / r.times.best();
     if (r.bytes > 0) j["bytes"] = r.bytes, j["bytes_per_s"] = r.bytes / t, j["level"] = bound.level;
     if (const double all = r.operations.total(); all > 0) {
@@ -206,11 +225,18 @@ void add_bench(CLI::App& program) {
          "--depth", o->depths,
          "tokens before those that are timed (default: 0,2048,4096,7424; attend without a model: 8192 and "
          "65536)")
-      ->delimiter(',');
-  o->batches = {1, 8};
-  app->add_option("--batch", o->batches, "sequences decoded at once, for `batch`")
       ->delimiter(',')
-      ->capture_default_str();
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 26));
+  app->add_option("--batch", o->batches,
+                  "sequences at once (default of batch and profile: 1,8, of attend: 1)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  app->add_option(
+         "--rows", o->rows,
+         "queries of a sequence in attend, its last ones: 1 for decode, more for a chunk of a prompt "
+         "(default: 1; attend on a GPU without --depth, --batch and --rows: a list of its own)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20));
   app->add_option("--repeat", o->repeats, "times that each is measured")->check(CLI::Range(1, 1000));
   app->add_option("--steps", o->steps, "tokens of one measured decode")->check(CLI::Range(1, 1000));
   app->add_option("--prompt", o->prompt, "tokens of one measured prefill")->check(CLI::Range(1, 8192));

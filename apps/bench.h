@@ -19,17 +19,19 @@ struct BenchOptions {
   std::vector<std::string> words;  // as given: parts, and perhaps the model
   std::vector<std::string> parts, kv;
   std::vector<int64_t> depths;
-  std::vector<int> batches;
+  std::vector<int> batches, rows;  // empty: not given
   int repeats = 5, steps = 16, prompt = 512;
   bool json = false, random_cache = false;
 
   bool wants(const std::string& part) const;
+  /// Of `batch` and `profile`.
+  std::vector<int> model_batches() const { return batches.empty() ? std::vector{1, 8} : batches; }
   /// Of --kv, or else of `defaults`.
   std::vector<CacheSpec> specs(const std::string& defaults) const;
 };
 
-/// What attention, linears and demotion are measured at: the model's shape, or without one those of
-/// SmolLM2-135M and of needle-15m, at depths where a cache matters.
+/// What attention, linears and demotion are measured at: the model's shape; without one on a CPU those of
+/// SmolLM2-135M and of needle-15m, on a GPU that of an 8B model, at depths where a cache matters.
 struct BenchShape {
   std::string name;
   KvShape kv;
@@ -50,6 +52,9 @@ struct Times {
 };
 /// Runs once to warm up, then `repeats` times.
 Times time_of(int repeats, const std::function<void()>& run);
+/// The same for ops of a backend: by the device's own clock, its caches cold before each, where it has one
+/// (DeviceClock), else by the host's, with the wait for the last op.
+Times time_on(Backend& backend, int repeats, const std::function<void()>& ops);
 
 /// Multiply-adds, each counted as 2, by the kind of instruction that does them.
 struct Arithmetic {
@@ -58,13 +63,14 @@ struct Arithmetic {
 };
 
 struct BenchRow {
-  std::string part, name;
+  std::string part, name, kv = "";  // kv: the method, where a row is of one
   Times times;
   double tokens = 0;      // of one repeat; 0: not a matter of tokens
   double bytes = 0;       // that one repeat must read
   Arithmetic operations;  // of one repeat
   double error = -1;      // against the reference, relative; -1: not compared
   std::string check;      // what was compared, for people
+  std::vector<std::pair<const char*, int64_t>> shape = {};  // for machines
 };
 
 /// Seconds that a row takes at least: its bytes at the speed of the level that holds them, its arithmetic at
@@ -78,8 +84,12 @@ struct Bound {
 
 /// What the machine gave in this very call; 0: not measured.
 struct BenchLimits {
-  double read_l2 = 0, read_l3 = 0, read_memory = 0;  // bytes per second, all threads
-  Arithmetic peak;                                   // operations per second, all threads
+  struct Level {
+    const char* name;
+    double holds, read;  // bytes, bytes per second of all threads
+  };
+  std::vector<Level> levels;  // smaller ones first
+  Arithmetic peak;            // operations per second, all threads
   Bound of(const BenchRow& row) const;
 };
 

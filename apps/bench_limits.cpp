@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -11,6 +12,8 @@
 #include "base/threads.h"
 #include "cpu/limits.h"
 #include "cpu/scratch.h"
+#include "ops/cases/inputs.h"
+#include "ops/device_extras.h"
 
 namespace kv2::app {
 namespace {
@@ -54,22 +57,46 @@ BenchRow peak_row(ThreadTeam& team, const char* what, int64_t (*spin)(int64_t, T
   return row;
 }
 
+/// Of a device with a clock: reading, copying, and what an op costs that does nothing. Others: nothing.
+void device_limits(const BenchOptions& o, BenchReport& report) {
+  const auto backend = open_device(o.model.device_options());
+  auto* clock = dynamic_cast<DeviceClock*>(backend.get());
+  if (!clock) return;
+  const int repeats = std::max(9, o.repeats);
+  const size_t bytes = std::min(size_t{4} << 30, free_memory(*backend) / 4) / 64 * 64;
+  const cases::DeviceArray<std::byte> from(*backend, bytes), to(*backend, bytes);
+  backend->copy(from.data(), to.data(), bytes);  // pages that nobody wrote may not be there
+  const auto add = [&](std::string name, double moved, const std::function<void()>& ops) {
+    BenchRow row{.part = "limits", .name = std::move(name)};
+    row.times = time_on(*backend, repeats, ops);
+    row.bytes = moved;
+    report.add(row);
+    return moved / row.times.best();
+  };
+  const double read = add(fmt::format("read memory ({} MiB)", bytes >> 20), static_cast<double>(bytes),
+                          [&] { clock->read_all(from.data(), bytes); });
+  report.limits.levels = {{"memory", HUGE_VAL, read}};
+  add(fmt::format("copy memory ({} MiB, bytes read + written)", bytes >> 20),
+      2.0 * static_cast<double>(bytes), [&] { backend->copy(to.data(), from.data(), bytes); });
+  add("an op that does nothing", 0, [&] { clock->read_all(from.data(), 16); });
+}
+
 }  // namespace
 
 void bench_limits(const BenchOptions& o, BenchReport& report) {
-  if (o.model.device != "cpu") return;  // other devices have their own limits
-  ThreadTeam team(o.model.threads);
+  if (o.model.device != "cpu") return device_limits(o, report);
+  ThreadTeam team(o.model.threads, o.model.pin ? Pinning::OneEach : Pinning::Off);
   const int repeats = std::max(9, o.repeats);
   BenchLimits& l = report.limits;
   // The best of all repeats: a limit is what the machine can do, not what a neighbour leaves of it.
-  const auto read = [&](const char* level, size_t bytes, double& limit) {
+  const auto read = [&](const char* level, size_t bytes, double holds) {
     const BenchRow row = read_row(team, level, bytes, repeats);
-    limit = row.bytes / row.times.best();
-    report.add(row);
+    report.add(row);  // before the level is a limit: nothing is a share of itself
+    l.levels.push_back({level, holds, row.bytes / row.times.best()});
   };
-  read("L2", size_t{512} << 10, l.read_l2);
-  read("L3", size_t{6} << 20, l.read_l3);
-  read("memory", size_t{256} << 20, l.read_memory);
+  read("L2", size_t{512} << 10, 1 << 20);
+  read("L3", size_t{6} << 20, 24 << 20);
+  read("memory", size_t{256} << 20, HUGE_VAL);
   const auto peak = [&](const BenchRow& row, double Arithmetic::*kind) {
     l.peak.*kind = row.operations.*kind / row.times.best();
     if (l.peak.*kind > 0) report.add(row);  // 0: this processor has no such instruction

@@ -28,14 +28,17 @@ std::vector<int64_t> depths_of(const BenchOptions& o) {
   return depths;
 }
 
+int most_sequences(const BenchOptions& o) {
+  const std::vector<int> batches = o.model_batches();
+  return *std::max_element(batches.begin(), batches.end());
+}
+
 class ModelBench {
  public:
   ModelBench(const BenchOptions& o, Model& model, const CacheSpec& spec, const Calibration* calibration)
       : o_(o), depths_(depths_of(o)), model_(model), spec_(spec) {
     const int64_t deepest = depths_.back();
-    const int n_sequences =
-        2 +
-        (o.wants("batch") || o.wants("profile") ? *std::max_element(o.batches.begin(), o.batches.end()) : 0);
+    const int n_sequences = 2 + (o.wants("batch") || o.wants("profile") ? most_sequences(o) : 0);
     const int64_t room = std::max({o.prompt, (o.repeats + 1) * o.steps, kPageTokens}) + kPageTokens;
     context_ = std::min<int64_t>(model.config().context, deepest + room);
     for (int64_t d : depths_)
@@ -58,7 +61,7 @@ class ModelBench {
       if (o_.wants("prefill")) report.add(prefill(depth));
       if (o_.wants("decode")) report.add(decode(depth, 1, "decode", divergence));
       if (o_.wants("batch"))
-        for (const int n : o_.batches) report.add(decode(depth, n, "batch", -1));
+        for (const int n : o_.model_batches()) report.add(decode(depth, n, "batch", -1));
     }
     // of a device with memory of its own neither weights nor pages are this process's
     if (o_.wants("decode") && !dynamic_cast<const OwnMemory*>(&model_.backend())) {
@@ -74,7 +77,7 @@ class ModelBench {
   /// Where the time of a step goes, operation by operation, over 64 steps: one of them demotes a page.
   void profile(TimedBackend& timed, BenchReport& report) {
     const int64_t depth = depths_.back();
-    const int n = o_.batches.back();
+    const int n = o_.model_batches().back();
     grow(depth);
     std::vector<SequenceId> sequences;
     for (int i = 0; i < n; i++) sequences.push_back(fork());
@@ -243,7 +246,7 @@ class ModelBench {
 }  // namespace
 
 void bench_model(const BenchOptions& o, BenchReport& report) {
-  const int rows = std::max(o.prompt, *std::max_element(o.batches.begin(), o.batches.end()));
+  const int rows = std::max(o.prompt, most_sequences(o));
   const auto backend = open_device(o.model.device_options());
   const auto model = Model::load(o.model.model, *backend, rows);
   log_info(fmt::format("backend      {}", backend->describe()));
@@ -263,7 +266,7 @@ void bench_profile(const BenchOptions& o, BenchReport& report) {
   const auto backend = open_device(o.model.device_options());
   for (const CacheSpec& spec : o.specs("bf16,quarot2")) {
     TimedBackend timed(*backend);
-    const auto model = Model::load(o.model.model, timed, std::max(o.prompt, o.batches.back()));
+    const auto model = Model::load(o.model.model, timed, std::max(o.prompt, o.model_batches().back()));
     auto calibration =
         spec.method.needs_calibration() ? find_calibration(*model, o.cache.calibration) : std::nullopt;
     ModelBench(o, *model, spec, calibration ? &*calibration : nullptr).profile(timed, report);

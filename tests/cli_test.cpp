@@ -523,6 +523,38 @@ TEST_F(Cli, AttendNormsAndReport) {
   expect_refused(run("-q eval norms " + model("qwen3") + " --tokens " + tokens(9)), 2, {"32", "9"});
 }
 
+// Times are not judged; that every part compares with its specification before it times is.
+TEST_F(Cli, BenchOfKernelsComparesAndPrintsOneObjectPerRow) {
+  const Result r = run("bench attend demote " + model("qwen3") +
+                       " --depth 1,777 --batch 1,2 --rows 1,70 --kv bf16,quarot2,omni2 --repeat 1 --json");
+  ASSERT_EQ(r.code, 0) << r.err;
+  std::stringstream lines(r.out);
+  int n_attend = 0, n_demote = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json row = nlohmann::json::parse(line);
+    EXPECT_GT(row["median_s"], 0) << line;
+    n_demote += row["part"] == "demote";
+    if (row["part"] != "attend") continue;
+    n_attend++;
+    ASSERT_TRUE(row.contains("error")) << line;
+    EXPECT_LT(row["error"], 1e-4) << line;
+    EXPECT_LE(row["rows"], row["tokens"]) << line;
+    EXPECT_GT(row["bytes"], 0) << line;
+  }
+  EXPECT_EQ(n_attend, 2 * 2 * 2 * 3);
+  EXPECT_EQ(n_demote, 2);
+}
+
+TEST_F(Cli, BenchRefusesBadInputBeforeItMeasures) {
+  expect_refused(run("bench nosuchpart"), 1, {"nosuchpart"});  // then it is a model
+  expect_refused(run("bench attend decode"), 2, {"decode", "MODEL"});
+  expect_refused(run("bench attend " + model("qwen3") + " another"), 2, {"another", "attend"});
+  expect_refused(run("bench attend --batch 0"), 2, {"--batch"});
+  expect_refused(run("bench attend --rows 0"), 2, {"--rows"});
+  expect_refused(run("bench attend --depth -1"), 2, {"--depth"});
+  expect_refused(run("bench limits --pin --threads 1000"), 2, {"--pin", "1000"});
+}
+
 TEST_F(Cli, TunePrintsACommandThatRuns) {
   const std::string judge =
       " " + model("qwen3") + " --tokens " + tokens(500) + " --short 420 --long 500 --rounds 1";

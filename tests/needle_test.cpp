@@ -84,7 +84,9 @@ TEST_F(Needle, MultiKeyUuidsTellMethodsApart) {
                                      {.answer_tokens = 48}, tokenizer_.get(), {});
   EXPECT_EQ(results[0].exact, 1);
   EXPECT_EQ(results[0].substring, 1);
-  if (!test::kSanitized) EXPECT_LT(results[1].exact, 0.6);  // a short history is easier
+  if (!test::kSanitized) {
+    EXPECT_LT(results[1].exact, 0.6);  // a short history is easier
+  }
   EXPECT_GE(results[2].exact, 0.8);
   EXPECT_GE(results[1].substring, results[1].exact);
 }

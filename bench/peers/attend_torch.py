@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times PyTorch's bf16 attention kernels (flash, cuDNN, memory-efficient) on the shapes of bench/cuda/attend.cpp: same
-heads, same flush of the L2, medians. In decode one query per sequence; the query heads of a KV head also as rows of one
-query, whichever is faster counts. With --ours PROGRAM that program (kv2_bench_attend_cuda) is run just before, and a last
-table gives peer ÷ kv2 (and kv2 ÷ flash for prompts). --json: a line per shape of the table."""
+"""Times PyTorch's bf16 attention kernels (flash, cuDNN, memory-efficient) on the shapes that `kv2 bench attend --device
+cuda:0` has of its own: same heads, same flush of the L2, medians. In decode one query per sequence; the query heads of a KV
+head also as rows of one query, whichever is faster counts. With --ours KV2 that program is run just before, and a last table
+gives peer ÷ kv2 (and kv2 ÷ flash for prompts). --json: a line per shape of the table."""
 import argparse
 import json
 import subprocess
@@ -61,16 +61,21 @@ def prefill(flush, tokens):
 
 
 def run_ours(program):
-    """Milliseconds by (method, batch, tokens, rows), for the heads above."""
-    ours = {}
-    process = subprocess.Popen([program, "--json"], stdout=subprocess.PIPE, text=True)
+    """Milliseconds by (method, batch, tokens, rows), for the heads above. Its lines are printed as they come."""
+    ours, read = {}, 0
+    command = [program, "bench", "limits", "attend", "--device", "cuda:0", "--repeat", "7", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
-        if not line.startswith("{"):
-            print(line, end="", flush=True)
-            continue
         row = json.loads(line)
-        if row["op"] == "attend" and (row["kv_heads"], row["q_per_kv"], row["d"]) == (KV_HEADS, Q_PER_KV, D):
-            ours[row.get("pages", "int2"), row["batch"], row["tokens"], row["rows"]] = row["ms"]
+        ms = row["median_s"] * 1e3
+        if row["part"] == "limits" and row["name"].startswith("read"):
+            read = row["bytes"] / row["best_s"]
+        share = f", {row['bytes'] / ms / 1e9:.2f} TB/s = {100 * row['bytes'] / ms * 1e3 / read:.0f} % of read" if "bytes" in row else ""
+        speed = f", {row['operations_bf16'] / ms / 1e9:.0f} TFLOP/s" if "operations_bf16" in row else ""
+        error = f", error {row['error']:.1e}" if "error" in row else ""
+        print(f"kv2 {row['part']} {row['name']}: {ms:.4f} ms{share}{speed}{error}", flush=True)
+        if row["part"] == "attend" and (row["kv_heads"], row["q_per_kv"], row["head_dim"]) == (KV_HEADS, Q_PER_KV, D):
+            ours[row["kv"], row["sequences"], row["tokens"], row["rows"]] = ms
     if process.wait() != 0:
         raise SystemExit(f"{program} failed")
     return ours
@@ -78,7 +83,7 @@ def run_ours(program):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--ours", metavar="PROGRAM")
+    options.add_argument("--ours", metavar="KV2")
     options.add_argument("--json", action="store_true")
     args = options.parse_args()
     ours = run_ours(args.ours) if args.ours else {}

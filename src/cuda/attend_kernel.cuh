@@ -349,11 +349,9 @@ __device__ __forceinline__ void attend_segment(const AttendArgs& args, const Att
   };
   const int n_values = pairs.n() * D;
   const auto write = [&](int pair, int channel, float x) {
-    const size_t head = pairs.row_of(pair);
-    const int n_heads = args.n_kv_heads * args.q_per_kv, row = static_cast<int>(head / n_heads);
-    args.out[head * D + channel] = x;
-    store_input(args.rounded, row, static_cast<int>(head - static_cast<size_t>(row) * n_heads) * D + channel,
-                x);
+    const int head = static_cast<int>(pairs.row_of(pair)), n_heads = args.n_kv_heads * args.q_per_kv;
+    args.out[static_cast<size_t>(head) * D + channel] = x;
+    if (args.rounded.memory) store_input(args.rounded, head / n_heads, head % n_heads * D + channel, x);
   };
 
 #pragma unroll 1

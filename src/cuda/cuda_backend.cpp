@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "base/memory.h"
 #include "cuda/attend_plan.h"
 #include "cuda/channel_pages.h"
+#include "cuda/cold_clock.h"
 #include "cuda/cuda_check.h"
 #include "cuda/device_memory.h"
 #include "cuda/gpu.h"
@@ -21,6 +23,7 @@
 #include "cuda/page_order.h"
 #include "cuda/recorder.h"
 #include "cuda/side_format.h"
+#include "cuda/signature.h"
 #include "ops/device_extras.h"
 #include "quant/page_codec.h"
 
@@ -69,6 +72,7 @@ enum Op {
   kRope,
   kTransform,
   kSwiglu,
+  kAngles,
   kHeads,
   kAppend,
   kDemote,
@@ -82,13 +86,15 @@ class CudaBackend final : public Backend,
                           public OwnSideOrder,
                           public StepRecorder,
                           public FusedHeads,
-                          public DeviceArgMax {
+                          public DeviceArgMax,
+                          public DeviceClock {
  public:
   explicit CudaBackend(const CudaOptions& options)
       : info_(open_gpu(options.device)),
         linears_(stream_, options.precision != LinearPrecision::F32, info_.n_multiprocessors),
         staging_(stream_),
-        recorder_(stream_) {
+        recorder_(stream_),
+        clock_(stream_) {
     if (options.n_multiprocessors > 0) info_.n_multiprocessors = options.n_multiprocessors;
   }
   ~CudaBackend() override { cudaStreamSynchronize(stream_); }
@@ -106,6 +112,8 @@ class CudaBackend final : public Backend,
     return free_bytes;
   }
   void run_step(const std::function<void()>& ops) override { recorder_.run(ops); }
+  double cold_seconds(const std::function<void()>& ops) override { return clock_.seconds(ops); }
+  void read_all(const void* memory, size_t bytes) override { clock_.read_all(memory, bytes); }
 
   void* allocate(size_t bytes) override { return allocate_device(bytes); }
   void release(void* memory) noexcept override {
@@ -187,7 +195,8 @@ class CudaBackend final : public Backend,
     const Rounded known = begin_op().rounded;
     const bool ready = known.in.memory && known.values == p.in && known.n_rows == p.n_rows &&
                        known.width == w.n_in() && w.bf16();
-    if (recorder_.sign(kLinear, w.weights(), p.in, p.out, p.n_rows, p.accumulate, ready, linears_.inputs()))
+    if (recorder_.sign(kLinear, w.weights(), w.n_in(), w.n_out(), p.in, p.out, p.n_rows, p.accumulate, ready,
+                       linears_.inputs()))
       return;
     linears_.multiply(w, p, ready ? &known.in : nullptr);
   }
@@ -228,16 +237,17 @@ class CudaBackend final : public Backend,
     const std::vector<AppendRow> rows = append_rows(p.sequences);
     KV2_CHECK(static_cast<int>(rows.size()) == p.n_rows, "{} rows of sequences in {}", rows.size(), p.n_rows);
     const auto* device = put(Staging::Key::Append, std::span<const AppendRow>(rows));
-    const auto* frequencies = put(Staging::Key::Frequencies, std::span(p.inv_frequency, shape.head_dim / 2));
-    if (recorder_.sign(kHeads, p.qkv, p.q_out, p.q.norm, p.k.norm, p.q.matrix, p.k.matrix, p.v.matrix,
-                       p.kv.full, p.layer, p.n_rows, p.epsilon, p.pairing))
+    const auto sign_of = [](const HeadsParams::Side& s) { return std::tuple(s.norm, s.matrix, s.mean); };
+    const float2* angles = angles_of(rows, device, std::span(p.inv_frequency, shape.head_dim / 2));
+    if (recorder_.sign(kHeads, angles, p.qkv, p.q_out, signature(p.kv, p.layer), p.n_rows, p.epsilon,
+                       p.pairing, sign_of(p.q), sign_of(p.k), sign_of(p.v)))
       return before_.heads = true;
     const auto side = [](const HeadsParams::Side& s) { return HeadRows::Side{s.norm, s.matrix, s.mean}; };
     before_.heads = true;
     launch_heads({.qkv = p.qkv,
                   .q_out = p.q_out,
                   .rows = device,
-                  .inv_frequency = frequencies,
+                  .angles = angles,
                   .q = side(p.q),
                   .k = side(p.k),
                   .v = side(p.v),
@@ -275,7 +285,7 @@ class CudaBackend final : public Backend,
     const std::vector<AppendRow> rows = append_rows(p.sequences);
     if (rows.empty()) return;
     const auto* device = put(Staging::Key::Append, std::span<const AppendRow>(rows));
-    if (recorder_.sign(kAppend, p.k, p.v, p.kv.full, p.layer, rows.size())) return;
+    if (recorder_.sign(kAppend, p.k, p.v, signature(p.kv, p.layer), rows.size())) return;
     launch_append(p.k, p.v, full_pool(p.kv, p.layer), device, static_cast<int>(rows.size()), shape.n_kv_heads,
                   shape.head_dim, stream_);
     check_launch("append");
@@ -302,7 +312,7 @@ class CudaBackend final : public Backend,
     std::vector<DemotePage> pages;
     for (const Demotion& d : p.pages) pages.push_back({d.full_page, d.packed_page});
     const auto* device = put(Staging::Key::Demote, std::span<const DemotePage>(pages));
-    if (recorder_.sign(kDemote, p.kv.full, p.kv.packed, p.layer, pages.size(), p.k.tables.f, p.v.tables.f))
+    if (recorder_.sign(kDemote, signature(p.kv, p.layer), pages.size(), signature(p.k), signature(p.v)))
       return;
     const Pool full = full_pool(p.kv, p.layer);
     const int n = static_cast<int>(pages.size()), d = shape.head_dim, group = part.k.group;
@@ -351,11 +361,11 @@ class CudaBackend final : public Backend,
                       {pairs, info_.n_multiprocessors, prefill, in_sides ? kFormatBlocks : 0});
     if (plan.tiles.empty()) return;
     // one query each: results leave the kernel as the next product wants them
-    const bool last_form = fast && one_each && plan.n_prefill_blocks == 0;
+    const bool last_form = p.feeds_linear && fast && one_each && plan.n_prefill_blocks == 0;
     const LinearInputs rounded = leave_rounded(p.out, n_rows, last_form ? shape.n_heads * shape.head_dim : 0);
     const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
     const auto* segments = put(Staging::Key::Segments, std::span<const AttendSegment>(plan.segments));
-    if (recorder_.sign(kAttend, p.q, p.out, p.kv.full, p.kv.packed, p.layer, plan.tiles.size(), pairs,
+    if (recorder_.sign(kAttend, p.q, p.out, signature(p.kv, p.layer), plan.tiles.size(), plan.n_tiles, pairs,
                        plan.n_prefill_blocks, static_cast<int>(plan.prefill_kernel), plan.n_blocks,
                        plan.max_runs, plan.merges, overlaps, p.softmax_scale, p.soft_cap, partials_.data(),
                        arrivals_.data(), rounded.memory))
@@ -450,6 +460,20 @@ class CudaBackend final : public Backend,
     if (width > 0) before_.rounded = {linears_.inputs_for(n_rows, width), values, n_rows, width};
     return before_.rounded.in;
   }
+  /// RoPE's angles of a step's rows: computed by the first layer that asks.
+  const float2* angles_of(std::span<const AppendRow> rows, const AppendRow* on_device,
+                          std::span<const float> frequencies) {
+    auto* angles = static_cast<float2*>(angles_.reserve(rows.size() * frequencies.size() * sizeof(float2)));
+    if (known_angles_.are(recorder_.pass(), rows, frequencies)) return angles;
+    known_angles_ = {recorder_.pass(), {}, {frequencies.begin(), frequencies.end()}};
+    for (const AppendRow& row : rows) known_angles_.positions.push_back(row.pos);
+    const float* inv_frequency = put(Staging::Key::Frequencies, frequencies);
+    if (recorder_.sign(kAngles, angles, rows.size(), frequencies.size())) return angles;
+    launch_rope_angles(on_device, inv_frequency, angles, static_cast<int>(rows.size()),
+                       static_cast<int>(frequencies.size()), stream_);
+    check_launch("rope_angles");
+    return angles;
+  }
   uint32_t* arrivals(size_t n) {
     const size_t before = arrivals_.bytes();
     auto* counters = static_cast<uint32_t*>(arrivals_.reserve(std::max(n * sizeof(uint32_t), size_t{65536})));
@@ -458,6 +482,17 @@ class CudaBackend final : public Backend,
     return counters;
   }
 
+  struct Angles {
+    uint64_t pass = 0;
+    std::vector<int64_t> positions;
+    std::vector<float> frequencies;
+    bool are(uint64_t asked_pass, std::span<const AppendRow> rows, std::span<const float> asked) const {
+      return pass == asked_pass &&
+             std::equal(rows.begin(), rows.end(), positions.begin(), positions.end(),
+                        [](const AppendRow& row, int64_t position) { return row.pos == position; }) &&
+             std::equal(asked.begin(), asked.end(), frequencies.begin(), frequencies.end());
+    }
+  };
   struct Rounded {
     LinearInputs in;
     const float* values = nullptr;
@@ -477,9 +512,11 @@ class CudaBackend final : public Backend,
   Linears linears_;
   Staging staging_;
   Recorder recorder_;
+  ColdClock clock_;
   Before before_;
   AttendPlanner planner_;
-  Buffer partials_, arrivals_, best_;
+  Angles known_angles_;
+  Buffer partials_, arrivals_, best_, angles_;
 };
 
 }  // namespace

@@ -116,16 +116,17 @@ struct Rows {
   }
 
   /// Element `index` of each token's magnitudes, ascending; mn and mx are clamped to it. Magnitudes order as
-  /// integers. It is mostly within two octaves of the largest, and eight halvings find it; where they end at
-  /// the lower end of that, it may be below, and fifteen do.
+  /// integers. It is mostly within four octaves of the largest (two are not enough where a channel stands
+  /// out), and nine halvings find it; where they end at the lower end of that, it may be below, and fifteen
+  /// do.
   __device__ __forceinline__ void clip(int clip_index, uint32_t (&mn)[2], uint32_t (&mx)[2],
                                        uint32_t (&limit)[2]) const {
     const Pair index = __float2bfloat162_rn(static_cast<float>(clip_index));
     uint32_t first[2];  // the smallest that is looked for
 #pragma unroll
     for (int set = 0; set < 2; set++)
-      first[set] = __vsubus2(__vmaxu2(mn[set] & 0x7fff7fffu, mx[set] & 0x7fff7fffu), both(255));
-    halve(first, 0x80, index, limit);
+      first[set] = __vsubus2(__vmaxu2(mn[set] & 0x7fff7fffu, mx[set] & 0x7fff7fffu), both(511));
+    halve(first, 0x100, index, limit);
     if (__any_sync(~0u,
                    (__vcmpeq2(limit[0], first[0]) & first[0]) | (__vcmpeq2(limit[1], first[1]) & first[1]))) {
       first[0] = first[1] = 0;
@@ -170,23 +171,44 @@ __device__ __forceinline__ uint32_t rank_of(float x) {
   return bits & 0x8000 ? ~bits & 0xffff : bits | 0x8000;
 }
 
+__device__ __forceinline__ float next_below(float x) {  // of a positive number
+  return __uint_as_float(__float_as_uint(x) - 1);
+}
+/// Rank of the smallest bf16 that is at least x.
+__device__ __forceinline__ uint32_t rank_above(double x) {
+  const uint32_t bits = __float_as_uint(__double2float_ru(x));
+  return bits >> 31 ? ~(bits >> 16) & 0xffff : ((bits + 0xffff) >> 16) | 0x8000;
+}
+
 /// The smallest bf16 that has at least this code once it is clamped to ±limit; infinity where there is none.
 __device__ __forceinline__ uint32_t bound_of(const Scaled& s, int code, float limit) {
-  const auto reached = [&](uint32_t rank) {
-    const float distance = __fsub_rn(widen(bits_of_rank(rank)), s.offset);
+  const auto far_enough = [&](float distance) {
     return __fadd_rn(__fdiv_rn(distance, s.scale), 0.5f) >= static_cast<float>(code);
   };
-  const float near = __fmaf_rn(static_cast<float>(code) - 0.5f, s.scale, s.offset);
+  const auto reached = [&](uint32_t rank) {
+    return far_enough(__fsub_rn(widen(bits_of_rank(rank)), s.offset));
+  };
   uint32_t low = 0x0080, high = 0xff80;  // the bound is in [low, high], high if none
-  const uint32_t guess = min(max(rank_of(near), low + 1), high - 2);
-  if (!reached(guess - 1)) {
-    low = guess;
-    if (reached(guess))
-      high = guess;
-    else if (low = guess + 1; reached(guess + 1))
-      high = guess + 1;
-  } else {
-    high = guess - 1;
+  const auto try_near = [&](uint32_t rank) {
+    const uint32_t guess = min(max(rank, low + 1), high - 2);
+    if (!reached(guess - 1)) {
+      low = guess;
+      if (reached(guess))
+        high = guess;
+      else if (low = guess + 1; reached(guess + 1))
+        high = guess + 1;
+    } else {
+      high = guess - 1;
+    }
+  };
+  try_near(rank_of(__fmaf_rn(static_cast<float>(code) - 0.5f, s.scale, s.offset)));
+  // A bound far below the offset, as the middle one of a range clipped on both sides: what decides is how the
+  // distance from the offset is rounded, up from half way between two floats.
+  if (high - low > 3) {
+    float distance = __fmul_rn(static_cast<float>(code) - 0.5f, s.scale);
+    while (!far_enough(distance)) distance = __uint_as_float(__float_as_uint(distance) + 1);
+    while (far_enough(next_below(distance))) distance = next_below(distance);
+    try_near(rank_above(0.5 * (static_cast<double>(distance) + next_below(distance)) + s.offset));
   }
   while (low < high) {  // hardly ever
     const uint32_t middle = (low + high) / 2;

@@ -208,46 +208,99 @@ TEST(CudaFused, InputsLeftRoundedAreTheInputs) {
     }
 }
 
-/// The same after attention: of one query each, which leaves them, and of chunks, which do not.
+/// The same after attention of one query each, which leaves them when it is told, and of chunks, which do
+/// not; sequences of one run of pages and of several, whose last block merges them.
+void check_attention_before_linear(Backend& b, const cases::WorldSpec& spec, int n_rows) {
+  const KvShape& shape = spec.shape;
+  const int n_sequences = static_cast<int>(spec.n_tokens.size()), width = shape.n_heads * shape.head_dim,
+            n = n_rows * n_sequences, n_out = 320;
+  const auto world = std::make_shared<const cases::PageWorld>(spec);
+  const cases::DevicePages pages(b, world);
+  pages.fill_full();
+  pages.fill_packed();
+  std::vector<cases::Segment> segments;
+  for (int i = 0; i < n_sequences; i++) segments.push_back({i, spec.n_tokens[i] - 10 - 20 * (i % 4), n_rows});
+  cases::Views views = world->views(segments);
+  std::vector<DeviceArray<int32_t>> tables;  // the device reads them
+  for (const std::vector<int32_t>& table : views.tables)
+    tables.emplace_back(b, std::span<const int32_t>(table));
+  for (size_t i = 0; i < views.views.size(); i++) {
+    views.views[i].full_pages = tables[2 * i].data();
+    views.views[i].packed_pages = tables[2 * i + 1].data();
+  }
+  cases::Random random(width + n);
+  const auto linear = make_linear(b, width, n_out, random);
+  const size_t size = static_cast<size_t>(n) * width;
+  const auto q = on_device(b, random.normals(size, 0.2f, 1.0f));
+  const DeviceArray<float> y(b, size), copy(b, size), left(b, size_t{320} * n), alone(b, size_t{320} * n);
+  b.attend({0, q.data(), y.data(), pages.view(), views.views, 0.1f, 0, true});
+  b.linear(*linear, {y.data(), left.data(), n});
+  b.copy(copy.data(), y.data(), size * sizeof(float));
+  b.linear(*linear, {copy.data(), alone.data(), n});
+  EXPECT_EQ(left.download(), alone.download())
+      << n << " rows of " << shape.n_heads << " heads over " << shape.n_kv_heads << " of " << shape.head_dim
+      << ", group " << spec.group << ", " << spec.n_tokens[0] << " tokens";
+}
+
 TEST(CudaFused, AttentionLeavesInputsRounded) {
   const auto backend = make_backend();
   if (!backend) GTEST_SKIP() << "no GPU";
-  Backend& b = *backend;
   for (const int d : {64, 128})
     for (const int group : {0, d})  // full pages alone; packed ones, too
       for (const int n_sequences : {1, 5, 17})
-        for (const int n_rows : {1, 3}) {
-          const cases::WorldSpec spec{.shape = {1, 8, 2, d},
-                                      .group = group,
-                                      .rule = {1, 1, group > 0},
-                                      .n_tokens = std::vector<int64_t>(n_sequences, 400)};
-          const auto world = std::make_shared<const cases::PageWorld>(spec);
-          const cases::DevicePages pages(b, world);
-          pages.fill_full();
-          pages.fill_packed();
-          std::vector<cases::Segment> segments;
-          for (int i = 0; i < n_sequences; i++) segments.push_back({i, 390 - 20 * i, n_rows});
-          cases::Views views = world->views(segments);
-          std::vector<DeviceArray<int32_t>> tables;  // the device reads them
-          for (const std::vector<int32_t>& table : views.tables)
-            tables.emplace_back(b, std::span<const int32_t>(table));
-          for (size_t i = 0; i < views.views.size(); i++) {
-            views.views[i].full_pages = tables[2 * i].data();
-            views.views[i].packed_pages = tables[2 * i + 1].data();
-          }
-          const int width = 8 * d, n = n_rows * n_sequences;
-          cases::Random random(d + n);
-          const auto linear = make_linear(b, width, 320, random);
-          const size_t size = static_cast<size_t>(n) * width;
-          const auto q = on_device(b, random.normals(size, 0.2f, 1.0f));
-          const DeviceArray<float> y(b, size), copy(b, size), left(b, size_t{320} * n),
-              alone(b, size_t{320} * n);
-          b.attend({0, q.data(), y.data(), pages.view(), views.views, 0.1f, 0});
-          b.linear(*linear, {y.data(), left.data(), n});
-          b.copy(copy.data(), y.data(), size * sizeof(float));
-          b.linear(*linear, {copy.data(), alone.data(), n});
-          EXPECT_EQ(left.download(), alone.download()) << n << " rows, head_dim " << d << ", group " << group;
+        for (const int n_rows : {1, 3})
+          check_attention_before_linear(*backend,
+                                        {.shape = {1, 8, 2, d},
+                                         .group = group,
+                                         .rule = {1, 1, group > 0},
+                                         .n_tokens = std::vector<int64_t>(n_sequences, 400)},
+                                        n_rows);
+  for (const int n_heads : {8, 32}) {  // 16 queries of a KV head are two tiles
+    const cases::WorldSpec longer{
+        .shape = {1, n_heads, 2, 64}, .group = 64, .rule = {1, 4, true}, .n_tokens = {2300, 5001, 700}};
+    check_attention_before_linear(*backend, longer, 1);
+    cases::WorldSpec channels = longer;
+    channels.k = {.codec = CodecId::Channel, .bits = 2, .group = 32, .norm = TokenNorm::AllHeads};
+    channels.v = {.codec = CodecId::Affine, .bits = 2, .group = 32};
+    check_attention_before_linear(*backend, channels, 1);
+  }
+}
+
+/// The form for few rows against the one for many, which works in place; and what it leaves for a linear.
+TEST(CudaFused, TransformsOfFewRowsAreTransforms) {
+  const auto backend = make_backend();
+  if (!backend) GTEST_SKIP() << "no GPU";
+  Backend& b = *backend;
+  for (const int d : {64, 96, 128, 256})
+    for (const int q_per_kv : {1, 3, 4})
+      for (const int n_rows : {1, 3, 16, 17, 53, 64, 65}) {
+        const int n_kv_heads = 2, n_heads = n_kv_heads * q_per_kv, width = n_heads * d, n_out = 320;
+        cases::Random random(d + 7 * n_rows + q_per_kv);
+        const size_t size = static_cast<size_t>(n_rows) * width;
+        const auto values = [&](size_t n, float mean, float sigma) {
+          return on_device(b, random.normals(n, mean, sigma));
+        };
+        const auto x = values(size, 0.3f, 1),
+                   matrix = values(static_cast<size_t>(n_kv_heads) * d * d, 0, 0.1f),
+                   mean = values(static_cast<size_t>(n_kv_heads) * d, 0.2f, 1);
+        const auto linear = make_linear(b, width, n_out, random);
+        const DeviceArray<float> few(b, size), copy(b, size), left(b, size_t{320} * n_rows),
+            alone(b, size_t{320} * n_rows);
+        for (const bool transpose : {false, true}) {
+          const auto transform = [&](const float* in, float* out) {
+            b.transform({in, out, matrix.data(), transpose ? mean.data() : nullptr,
+                         transpose ? nullptr : mean.data(), n_rows, n_heads, n_kv_heads, d, transpose});
+          };
+          transform(x.data(), few.data());
+          b.linear(*linear, {few.data(), left.data(), n_rows});
+          b.copy(copy.data(), few.data(), size * sizeof(float));
+          b.linear(*linear, {copy.data(), alone.data(), n_rows});
+          EXPECT_EQ(left.download(), alone.download()) << n_rows << " rows, head_dim " << d;
+          b.copy(copy.data(), x.data(), size * sizeof(float));
+          transform(copy.data(), copy.data());
+          EXPECT_EQ(few.download(), copy.download()) << n_rows << " rows, head_dim " << d;
         }
+      }
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ constexpr int most_each(int head_dim) {
 /// per_row.
 template <int D, int N>
 struct HeadVectors {
-  static constexpr int kEach = D / 32;
+  static constexpr int kChannels = D / 32;
   const HeadRows& p;
   const HeadRows::Side& side;
   const Kind kind;
@@ -44,26 +44,26 @@ struct HeadVectors {
 
   __device__ void load(int first) const {
     const int first_head = kind == kQ ? 0 : kind == kK ? p.n_heads : p.n_heads + p.n_kv_heads;
-    float y[N][kEach];
+    float y[N][kChannels];
 #pragma unroll
     for (int v = 0; v < N; v++) {
       const float* x =
           p.qkv + static_cast<size_t>(row(first + v)) * p.stride + (first_head + head(first + v)) * D;
 #pragma unroll
-      for (int c = 0; c < kEach; c++) y[v][c] = x[lane + 32 * c];
+      for (int c = 0; c < kChannels; c++) y[v][c] = x[lane + 32 * c];
     }
 #pragma unroll
     for (int v = 0; v < N; v++) {
       if (side.norm) {
         float sum = 0;
 #pragma unroll
-        for (int c = 0; c < kEach; c++) sum = fmaf(y[v][c], y[v][c], sum);
+        for (int c = 0; c < kChannels; c++) sum = fmaf(y[v][c], y[v][c], sum);
         const float factor = norm_factor(warp_sum(sum), D, p.epsilon);
 #pragma unroll
-        for (int c = 0; c < kEach; c++) y[v][c] = y[v][c] * factor * side.norm[lane + 32 * c];
+        for (int c = 0; c < kChannels; c++) y[v][c] = y[v][c] * factor * side.norm[lane + 32 * c];
       }
 #pragma unroll
-      for (int c = 0; c < kEach; c++) mine[v][lane + 32 * c] = y[v][c];
+      for (int c = 0; c < kChannels; c++) mine[v][lane + 32 * c] = y[v][c];
     }
     __syncwarp();
   }
@@ -73,7 +73,7 @@ struct HeadVectors {
 #pragma unroll
       for (int v = 0; v < N; v++) {
         if (v == 0 || row(first + v) != row(first + v - 1))  // heads of a row have the same angles
-          angle = rope_angle(static_cast<double>(p.rows[row(first + v)].pos), p.inv_frequency[c]);
+          angle = p.angles[static_cast<size_t>(row(first + v)) * (D / 2) + c];
         rope_rotate(mine[v][p.adjacent ? 2 * c : c], mine[v][p.adjacent ? 2 * c + 1 : c + D / 2], angle);
       }
     }
@@ -88,7 +88,7 @@ struct HeadVectors {
     }
     if (side.mean) {
 #pragma unroll
-      for (int c = 0; c < kEach; c++) {
+      for (int c = 0; c < kChannels; c++) {
         const float mean = side.mean[kv_head * D + lane + 32 * c];
 #pragma unroll
         for (int v = 0; v < N; v++) mine[v][lane + 32 * c] -= mean;
@@ -125,10 +125,10 @@ struct HeadVectors {
   }
 };
 
-template <int D, int kEach>
+template <int D, int kVectors>
 __global__ void __launch_bounds__(kThreads) heads_kernel(const HeadRows p) {
   __shared__ MatrixSlice<D> slice;
-  __shared__ __align__(16) float vectors[kWarps][kEach][D];
+  __shared__ __align__(16) float vectors[kWarps][kVectors][D];
   // blocks of queries first, then those of keys and values, which have fewer vectors a row
   const int at_kv = static_cast<int>(blockIdx.x) - p.q_blocks;
   const Kind kind = at_kv < 0 ? kQ : at_kv < p.blocks ? kK : kV;
@@ -144,45 +144,51 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const HeadRows p) {
   if (kind == kQ) {
     const int per_row = p.n_heads / p.n_kv_heads, first_row = blockIdx.x * p.q_rows_each,
               n = min(p.q_rows_each, p.n_rows - first_row) * per_row;
-    HeadVectors<D, kEach>{p, side, kind, kv_head, per_row, first_row, n, lane, vectors[warp]}.go_through(
+    HeadVectors<D, kVectors>{p, side, kind, kv_head, per_row, first_row, n, lane, vectors[warp]}.go_through(
         slice, first_channel);
   } else {  // each of a row of its own
-    constexpr int kRows = kEach > 1 ? kEach / 2 : 1;
+    constexpr int kRows = kVectors > 1 ? kVectors / 2 : 1;
     const int first_row = at_kv % p.blocks * p.rows_each, n = min(p.rows_each, p.n_rows - first_row);
     HeadVectors<D, kRows>{p, side, kind, kv_head, 1, first_row, n, lane, vectors[warp]}.go_through(
         slice, first_channel);
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    rope_angles_kernel(const AppendRow* rows, const float* inv_frequency, float2* angles, int n, int half) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < n) angles[i] = rope_angle(static_cast<double>(rows[i / half].pos), inv_frequency[i % half]);
+}
+
 /// transform.cu's, for few rows.
-template <int D, int kEach>
+template <int D, int kVectors>
 __global__ void __launch_bounds__(kThreads)
     transform_few_kernel(const TransformRows p, const LinearInputs rounded) {
   constexpr int kChannels = D / 32;
   __shared__ MatrixSlice<D> slice;
-  __shared__ __align__(16) float vectors[kWarps][kEach][D];
+  __shared__ __align__(16) float vectors[kWarps][kVectors][D];
   const int first = blockIdx.z * 32, kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   slice.load(p.matrix + static_cast<size_t>(kv_head) * D * D, first, p.transpose, kThreads);
   let_next_begin();
   wait_for_inputs();
   const int q_per_kv = p.n_heads / p.n_kv_heads, n_vectors = p.n_rows * q_per_kv;
-  const int i = (static_cast<int>(blockIdx.x) * kWarps + warp) * kEach;
+  const int i = (static_cast<int>(blockIdx.x) * kWarps + warp) * kVectors;
   const auto row = [&](int v) { return min(i + v, n_vectors - 1) / q_per_kv; };
   const auto head = [&](int v) { return kv_head * q_per_kv + min(i + v, n_vectors - 1) % q_per_kv; };
   const auto at = [&](int v) { return (static_cast<size_t>(row(v)) * p.n_heads + head(v)) * D; };
 #pragma unroll
-  for (int v = 0; v < kEach; v++)
+  for (int v = 0; v < kVectors; v++)
 #pragma unroll
     for (int c = 0; c < kChannels; c++) {
       const int channel = lane + 32 * c;
       vectors[warp][v][channel] = p.in[at(v) + channel] - (p.mean ? p.mean[kv_head * D + channel] : 0.0f);
     }
   __syncthreads();
-  float result[kEach];
+  float result[kVectors];
   slice.product(vectors[warp], lane, result);
   const float added = p.add ? p.add[kv_head * D + first + lane] : 0.0f;
 #pragma unroll
-  for (int v = 0; v < kEach; v++) {
+  for (int v = 0; v < kVectors; v++) {
     if (i + v >= n_vectors) break;
     const float x = result[v] + added;
     p.out[at(v) + first + lane] = x;
@@ -217,6 +223,13 @@ bool with_head_dim(int head_dim, const Launch& launch) {
 
 bool heads_fit(int n_rows, int head_dim) {
   return n_rows <= 256 && with_head_dim(head_dim, [](auto) {});
+}
+
+void launch_rope_angles(const AppendRow* rows, const float* inv_frequency, float2* angles, int n_rows,
+                        int half, cudaStream_t stream) {
+  const int n = n_rows * half;
+  rope_angles_kernel<<<(n + kThreads - 1) / kThreads, kThreads, 0, stream>>>(rows, inv_frequency, angles, n,
+                                                                             half);
 }
 
 void launch_heads(HeadRows p, cudaStream_t stream) {

@@ -29,6 +29,8 @@ void launch_rms_norm(const float* in, const float* weight, float* out, int n_row
                      const LinearInputs& rounded, cudaStream_t stream);
 /// Largest values: key 0 where a row has none, else its index is 2^32 - 1 - (the key's lower half).
 void launch_arg_max(const float* rows, int n_rows, int width, uint64_t* keys, cudaStream_t stream);
+/// 16 bytes at a time; a last part of fewer is not read.
+void launch_read_all(const void* memory, size_t bytes, uint32_t* out, cudaStream_t stream);
 /// x [n_rows, n_in] -> f32 [n_rows, padded], zeros past n_in.
 void launch_pad_rows(const float* x, float* out, int n_rows, int n_in, int padded, cudaStream_t stream);
 /// The same to bf16, in either form; x is float, or bf16 already.
@@ -89,7 +91,7 @@ struct HeadRows {
   const float* qkv;  // [n_rows, q | k | v], row stride `stride`
   float* q_out;      // [n_rows, n_heads, head_dim]
   const AppendRow* rows;
-  const float* inv_frequency;
+  const float2* angles;  // [n_rows, head_dim / 2] cos, sin
   Side q, k, v;
   Pool full;
   int n_rows, stride, n_heads, n_kv_heads, head_dim;
@@ -99,6 +101,9 @@ struct HeadRows {
   int rows_each, q_rows_each, blocks, q_blocks;
 };
 bool heads_fit(int n_rows, int head_dim);
+/// Of all rows: in double, which every layer would pay again. angles [n_rows, half] cos, sin.
+void launch_rope_angles(const AppendRow* rows, const float* inv_frequency, float2* angles, int n_rows,
+                        int half, cudaStream_t stream);
 void launch_heads(HeadRows p, cudaStream_t stream);
 
 struct DemotePage {

@@ -11,6 +11,7 @@
 #include "cuda/cuda_backend.h"
 #include "kv2/error.h"
 #include "ops/cases/inputs.h"
+#include "ops/cases/page_world.h"
 #include "ops/device_extras.h"
 #include "ops/op_case.h"
 #include "quant/int2/encode_head.h"
@@ -284,6 +285,44 @@ TEST(CudaSteps, RecordedStepsDoWhatPlainOnesDo) {
     run_step(*backend, rotate);
     EXPECT_EQ(x.download(), want) << "step " << step;
     EXPECT_NE(want, start);
+  }
+}
+
+/// A cache made where another was, with the same addresses and sizes, but other constants.
+TEST(CudaSteps, OtherConstantsAreAnotherStep) {
+  const auto backend = make_backend(LinearPrecision::Auto);
+  if (!backend) GTEST_SKIP() << "no GPU";
+  const auto world = std::make_shared<const cases::PageWorld>(
+      cases::WorldSpec{.shape = {1, 4, 2, 64}, .group = 64, .rule = {1, 1, true}, .n_tokens = {640}});
+  const cases::DevicePages pages(*backend, world);
+  pages.fill_full();
+  std::vector<Demotion> demotions;
+  for (int page = 0; page < 10; page++)
+    demotions.push_back({world->full_slot(0, page), world->packed_slot(0, page)});
+  cases::Random random(11);
+  const auto f = cases::on_device(*backend, random.normals(size_t{2} * 64 * 64, 0.0f, 0.1f)),
+             ones = cases::on_device(*backend, std::vector<float>(128, 1.0f));
+  Coder round{.kind = CoderKind::Round, .group = 64, .clip_index = 61};
+  Coder feedback{.kind = CoderKind::Feedback, .group = 64};
+  feedback.tables = {f.data(), ones.data(), ones.data()};
+  feedback.search = {.steps = {1.2f}, .n_steps = 1, .refits = 1};
+  std::vector<Coder> coders = {round, round, feedback, feedback, feedback};
+  coders[1].clip_index = 50;
+  coders[3].search.refits = 0;
+  coders[4].search.steps[0] = 0.9f;
+  std::vector<std::vector<std::byte>> codes;
+  for (const Coder& coder : coders) {
+    const auto demote = [&] { backend->demote({0, coder, coder, pages.view(), demotions}); };
+    demote();
+    const std::vector<std::byte> want = pages.export_all_packed();
+    for (const std::vector<std::byte>& other : codes) EXPECT_NE(other, want);
+    codes.push_back(want);
+    for (int step = 0; step < 3; step++) {  // plain, recorded, replayed
+      if (codes.size() > 1)                 // what the step before this one may have left
+        backend->demote({0, coders[codes.size() - 2], coders[codes.size() - 2], pages.view(), demotions});
+      run_step(*backend, demote);
+      EXPECT_EQ(pages.export_all_packed(), want) << "coder " << codes.size() - 1 << ", step " << step;
+    }
   }
 }
 

@@ -35,6 +35,7 @@ void Recorder::mix(uint64_t x) {
 
 void Recorder::begin(Mode mode) {
   mode_ = mode;
+  pass_++;
   signature_ = 0;
   arrays_.clear();
   latest_.clear();
@@ -58,7 +59,7 @@ void Recorder::run(const std::function<void()>& ops) {
   struct Plainly {  // whatever happens, the next op is launched
     Recorder& r;
     ~Plainly() {
-      r.mode_ = Mode::Plain;
+      r.begin(Mode::Plain);
       r.device_ = nullptr;
     }
   } const plainly{*this};
@@ -72,7 +73,7 @@ void Recorder::run(const std::function<void()>& ops) {
   }
   Recording& r = recordings_[signature_];
   if (r.n_seen++ == 0) {
-    mode_ = Mode::Plain;
+    begin(Mode::Plain);
     return ops();
   }
   if (!r.graph) record(r, ops);

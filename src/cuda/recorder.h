@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <tuple>
 #include <vector>
 
 namespace kv2::cuda {
@@ -25,15 +26,18 @@ class Recorder {
   void run(const std::function<void()>& ops);
 
   /// For ops. True: nothing may be launched now. `values` are everything a launch depends on beside arrays of
-  /// put(): device pointers and sizes.
+  /// put(): device pointers, sizes, constants; tuples of them (signature.h) too.
   template <class... T>
   bool sign(int op, const T&... values) {
     if (mode_ != Mode::Dry) return false;
     mix(static_cast<uint64_t>(op));
-    (mix(number_of(values)), ...);
+    (mix_one(values), ...);
     return true;
   }
   bool dry() const { return mode_ == Mode::Dry; }
+  /// Another number for every pass over a step's ops. What one pass has launched, another cannot count on: it
+  /// may be dry, or a recording that is replayed later.
+  uint64_t pass() const { return pass_; }
   /// Whether put() is to be used instead of the backend's own staging.
   bool active() const { return mode_ != Mode::Plain; }
   /// Device memory that has `bytes` of `values` when the step runs (nullptr in a dry run). What was put under
@@ -62,6 +66,14 @@ class Recorder {
     return static_cast<uint64_t>(x);
   }
   void mix(uint64_t x);
+  template <class T>
+  void mix_one(const T& value) {
+    mix(number_of(value));
+  }
+  template <class... T>
+  void mix_one(const std::tuple<T...>& values) {
+    std::apply([this](const T&... each) { (mix_one(each), ...); }, values);
+  }
   void begin(Mode mode);
   void record(Recording& r, const std::function<void()>& ops);
   void launch(Recording& r);
@@ -69,7 +81,7 @@ class Recorder {
 
   cudaStream_t stream_;
   Mode mode_ = Mode::Plain;
-  uint64_t signature_ = 0;
+  uint64_t signature_ = 0, pass_ = 0;
   std::vector<std::byte> arrays_;  // of the step, one after the other
   std::map<int, Put> latest_;      // of each key
   std::byte* device_ = nullptr;    // of the recording being made

@@ -73,7 +73,8 @@ class Forward {
                .kv = step_.kv,
                .sequences = step_.sequences,
                .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
-               .soft_cap = 0});
+               .soft_cap = 0,
+               .feeds_linear = !transforms.v_decode});
     if (transforms.v_decode) {
       float* back = at(m_.plan.q);  // queries have been read
       transform(out, back, c_.n_heads, transforms.v_decode, {.add = transforms.v_mean}, Basis::Rows);

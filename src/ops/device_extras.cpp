@@ -12,6 +12,10 @@ bool has_own_memory(const Backend& backend) {
   return dynamic_cast<const OwnMemory*>(&backend) != nullptr;
 }
 
+bool has_clock(const Backend& backend) {
+  return dynamic_cast<const DeviceClock*>(&backend) != nullptr;
+}
+
 size_t free_memory(const Backend& backend) {
   const auto* own = dynamic_cast<const OwnMemory*>(&backend);
   return own ? own->free_memory() : available_memory();

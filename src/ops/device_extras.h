@@ -71,6 +71,16 @@ class FusedHeads {
 /// append. False: nothing was done, because this backend has no fused form or none for this size.
 bool fused_heads(Backend& backend, const HeadsParams& p);
 
+/// For benches: what the device takes, without the host and with cold caches.
+class DeviceClock {
+ public:
+  virtual ~DeviceClock() = default;
+  /// Seconds from the first to the last of what `ops` enqueues; every cache is full of something else before.
+  virtual double cold_seconds(const std::function<void()>& ops) = 0;
+  /// Enqueues nothing but reading: what bounds every op that reads as much. bytes ≤ 16: an almost empty op.
+  virtual void read_all(const void* memory, size_t bytes) = 0;
+};
+
 class DeviceArgMax {
  public:
   virtual ~DeviceArgMax() = default;
@@ -80,6 +90,9 @@ class DeviceArgMax {
 /// arg_max (ops/arg_max.h) of each row of device memory, into host memory; waits for it. Whole rows come to
 /// the host only where the backend cannot look for itself.
 void arg_max(Backend& backend, const float* rows, int n_rows, int width, int32_t* best);
+
+/// It is a DeviceClock.
+bool has_clock(const Backend& backend);
 
 /// Its memory is not the host's.
 bool has_own_memory(const Backend& backend);

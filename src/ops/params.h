@@ -122,6 +122,8 @@ struct AttendParams {
   std::span<const SequenceView> sequences;
   float softmax_scale;  // 1/sqrt(head_dim) usually
   float soft_cap;       // logits become cap·tanh(logit / cap); 0: none
+  /// The next op is a linear of `out`: a backend may leave it in the form that linear wants, too.
+  bool feeds_linear = false;
 };
 
 struct SwigluParams {
