@@ -18,9 +18,10 @@ namespace kv2::app {
 void EvalOptions::add_to(CLI::App& app, const std::string& default_kv) {
   model.add_to(app);
   cache.add_to(app);
-  kv_option_ = add_kv_list(app, kv, default_kv);
-  app.get_option("--kv")->description(app.get_option("--kv")->get_description() +
-                                      "; without it kv2 in quarot2's place where a calibration is found");
+  CLI::Option* const option = add_kv_list(app, kv, default_kv);
+  option->description(option->get_description() +
+                      "; without it kv2 in quarot2's place where a calibration is found");
+  kv_option_ = option;
   app.add_flag("--json", json, "JSON lines instead of a table");
 }
 
@@ -47,22 +48,26 @@ std::vector<CacheSpec> EvalOptions::parsed(const std::vector<std::string>& texts
   return under_schedule(std::move(specs), schedule);
 }
 
+void EvalOptions::check() const {
+  if (by_name())
+    (void)parsed(kv);
+  else
+    check_default_methods(split_methods(kv), [&](const auto& texts) { (void)parsed(texts); });
+}
+
 std::vector<CacheSpec> EvalOptions::specs(const Model& model) const {
   std::vector<std::string> texts = split_methods(kv);
-  const bool by_name = kv_option_->count() > 0, calibrated = has_calibration(model, cache.calibration);
-  if (!by_name && calibrated)
-    std::replace(texts.begin(), texts.end(), std::string("quarot2"), std::string("kv2"));
-  if (!by_name && !calibrated)
-    log_info(fmt::format("no calibration of this model was found: {} is judged; better: kv2 calibrate {}",
-                         fmt::join(texts, ", "), this->model.model));
+  if (!by_name())
+    texts = default_methods(std::move(texts), calibration_file(model, cache.calibration).has_value(),
+                            this->model.model);
   const std::vector<CacheSpec> specs = parsed(texts);
-  if (!by_name || !schedule.empty())
+  if (!by_name() || !schedule.empty())
     for (const CacheSpec& spec : specs) log_info("kv           " + spec.describe());
   return specs;
 }
 
 RunRecord::RunRecord(const Session& session, const ModelOptions& model, std::span<const int32_t> tokens,
-                     const std::optional<Calibration>& calibration) {
+                     const std::optional<Calibration>& calibration, const std::string& schedule) {
   const ModelConfig& config = session.model->config();
   nlohmann::ordered_json run = {{"version", KV2_VERSION},
                                 {"command", command_line()},
@@ -77,16 +82,8 @@ RunRecord::RunRecord(const Session& session, const ModelOptions& model, std::spa
                                      source == calibration->notes.end() ? "?" : source->second,
                                      calibration->text_hash.substr(0, 12));
   }
+  if (!schedule.empty()) run["schedule"] = schedule;
   json_ = run.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-RunRecord::RunRecord(const Session& session, const EvalOptions& options, std::span<const int32_t> tokens,
-                     const std::optional<Calibration>& calibration)
-    : RunRecord(session, options.model, tokens, calibration) {
-  if (options.schedule.empty()) return;
-  nlohmann::ordered_json run = nlohmann::ordered_json::parse(json_);
-  run["schedule"] = options.schedule;
-  json_ = run.dump();
 }
 
 std::string RunRecord::stamp(const std::string& json_lines) const {

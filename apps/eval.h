@@ -26,12 +26,14 @@ struct EvalOptions {
   /// --schedule, after add_to: for judges that can read prompts in bf16.
   void add_schedule_to(CLI::App& app);
   /// Errors: BadArgument for what is wrong with --kv or --schedule; asked before a model is loaded.
-  void check() const { (void)parsed(kv); }
+  void check() const;
   /// What is judged of this model, said on stderr where it was not asked for by name.
   std::vector<CacheSpec> specs(const Model& model) const;
 
  private:
   std::vector<CacheSpec> parsed(const std::vector<std::string>& texts) const;
+
+  bool by_name() const { return kv_option_->count() > 0; }
 
   const CLI::Option* kv_option_ = nullptr;
   std::vector<const CLI::Option*> by_hand_;  // what --schedule sets
@@ -41,11 +43,9 @@ struct EvalOptions {
 /// repeated when several files are put together.
 class RunRecord {
  public:
+  /// schedule: that was asked for; empty: none.
   RunRecord(const Session& session, const ModelOptions& model, std::span<const int32_t> tokens,
-            const std::optional<Calibration>& calibration);
-  /// With the schedule that was asked for, if one was.
-  RunRecord(const Session& session, const EvalOptions& options, std::span<const int32_t> tokens,
-            const std::optional<Calibration>& calibration);
+            const std::optional<Calibration>& calibration, const std::string& schedule = "");
   /// JSON lines with the record in each.
   std::string stamp(const std::string& json_lines) const;
 

@@ -29,7 +29,7 @@ void run(const Options& o) {
     if (o.details) fmt::print("{}{}", to_bucket_table(results), to_rival_table(results));
     return;
   }
-  const RunRecord record(s, o.eval, tokens, calibration);
+  const RunRecord record(s, o.eval.model, tokens, calibration, o.eval.schedule);
   for (const auto& r : results) fmt::print("{}", record.stamp(to_json(r) + "\n"));
 }
 

@@ -45,7 +45,7 @@ void run(const Options& o) {
   const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
   std::vector<int32_t> text;
   for (const auto& prompt : prompts) text.insert(text.end(), prompt.begin(), prompt.end());
-  const RunRecord record(s, o.eval, text, calibration);
+  const RunRecord record(s, o.eval.model, text, calibration, o.eval.schedule);
   const auto print = [&](const GenerationRun& r) {
     if (o.eval.json) fmt::print("{}", record.stamp(to_json(r.result) + "\n")), std::fflush(stdout);
   };

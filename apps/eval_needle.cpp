@@ -33,7 +33,7 @@ void run(const Options& o) {
   const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
   const std::vector<NeedleSet> sets = make_needles(writer, plan);
   say_beyond_context(sets, s.model->config());
-  const RunRecord record(s, o.flags.eval, ids_of(sets), calibration);
+  const RunRecord record(s, o.flags.eval.model, ids_of(sets), calibration, o.flags.eval.schedule);
   const auto print = [&](std::span<const NeedleCell> row) {
     if (!o.flags.eval.json) return;
     for (const NeedleCell& c : row) fmt::print("{}", record.stamp(to_json(c) + "\n"));

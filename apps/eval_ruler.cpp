@@ -71,7 +71,7 @@ void run(const Options& o) {
   const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
   const Tokenizer* tokenizer =
       o.flags.substring() ? &s.require_tokenizer("--score exact needs none") : nullptr;
-  const RunRecord record(s, o.flags.eval, ids_of(sets), calibration);
+  const RunRecord record(s, o.flags.eval.model, ids_of(sets), calibration, o.flags.eval.schedule);
   const auto print = [&](const RulerResult& r) {
     if (o.flags.eval.json) fmt::print("{}", record.stamp(to_json(r) + "\n")), std::fflush(stdout);
     log_info(fmt::format("{} {} {}: exact {:.1f} % of {} questions, {:.0f} s", r.task, r.length, r.method,

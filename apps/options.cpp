@@ -146,16 +146,48 @@ std::vector<std::string> split_methods(const std::vector<std::string>& texts) {
   return out;
 }
 
-bool has_calibration(const Model& model, const std::string& path) {
-  return !path.empty() || std::filesystem::exists(default_calibration_path(model.fingerprint()));
+std::optional<std::string> calibration_file(const Model& model, const std::string& path) {
+  if (!path.empty()) return path;
+  const std::string own = default_calibration_path(model.fingerprint());
+  return std::filesystem::exists(own) ? std::optional(own) : std::nullopt;
 }
 
 std::optional<Calibration> find_calibration(const Model& model, const std::string& path) {
-  const std::string where = path.empty() ? default_calibration_path(model.fingerprint()) : path;
-  if (path.empty() && !std::filesystem::exists(where)) return std::nullopt;
-  Calibration c = Calibration::load(where);
+  const std::optional<std::string> file = calibration_file(model, path);
+  if (!file) return std::nullopt;
+  Calibration c = Calibration::load(*file);
   c.require_model(model.fingerprint());
   return c;
+}
+
+namespace {
+
+std::vector<std::string> where_calibrated(std::vector<std::string> texts) {
+  std::replace(texts.begin(), texts.end(), std::string("quarot2"), std::string("kv2"));
+  return texts;
+}
+
+}  // namespace
+
+std::vector<std::string> default_methods(std::vector<std::string> texts, bool calibrated,
+                                         const std::string& model) {
+  if (calibrated) return where_calibrated(std::move(texts));
+  log_info(fmt::format(
+      "no calibration of this model was found: quarot2, which needs none, is taken; better: kv2 calibrate {}",
+      model));
+  return texts;
+}
+
+void check_default_methods(const std::vector<std::string>& texts,
+                           const std::function<void(const std::vector<std::string>&)>& parse) {
+  parse(texts);
+  try {
+    parse(where_calibrated(texts));
+  } catch (const Error& e) {
+    throw_error(e.code(),
+                "{}; without --kv kv2 is chosen where a calibration is found; the other choice is --kv {}",
+                e.what(), fmt::join(texts, ","));
+  }
 }
 
 CLI::Option* add_seed(CLI::App& app, uint64_t& seed, const std::string& description) {

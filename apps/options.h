@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,11 +62,20 @@ std::string kv_help();
 CLI::Option* add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults);
 std::vector<std::string> split_methods(const std::vector<std::string>& texts);
 
-/// The calibration given by --calibration, or the one in the user's cache made for this model; nullopt when
-/// neither exists. Throws when a given file is unreadable or made for another model.
+/// The file given by --calibration, or the one in the user's cache made for this model; nullopt when neither
+/// exists.
+std::optional<std::string> calibration_file(const Model& model, const std::string& path);
+/// What that file holds. Throws when it is unreadable or made for another model.
 std::optional<Calibration> find_calibration(const Model& model, const std::string& path);
-/// Whether it finds one, or a file is given that it would read.
-bool has_calibration(const Model& model, const std::string& path);
+
+/// What is run where --kv is not given: `texts`, with kv2 in quarot2's place where the model is calibrated; a
+/// line on stderr where it is not.
+std::vector<std::string> default_methods(std::vector<std::string> texts, bool calibrated,
+                                         const std::string& model);
+/// `parse` both of these, before a model is loaded and so before it is known whether it is calibrated: what a
+/// command takes does not depend on that.
+void check_default_methods(const std::vector<std::string>& texts,
+                           const std::function<void(const std::vector<std::string>&)>& parse);
 
 /// --seed. The parser alone would take -1 for 2^64 - 1.
 CLI::Option* add_seed(CLI::App& app, uint64_t& seed, const std::string& description);

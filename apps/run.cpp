@@ -23,6 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kDefault = "quarot2";  // and kv2 where a calibration is found
+
 struct Options {
   ModelOptions model;
   CacheOptions cache;
@@ -106,14 +108,12 @@ void report(const Answer& a, Engine& engine, const Options& o) {
   fmt::print("{}\n", j.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-/// The method asked for, or without --kv the best that this model is ready for, said aloud.
-CacheSpec choose_spec(const Options& o, const std::optional<Calibration>& calibration) {
-  if (!o.kv.empty()) return o.cache.spec(o.kv);
-  if (calibration) return o.cache.spec("kv2");
-  log_info(fmt::format(
-      "no calibration of this model was found: using quarot2, which needs none; better: kv2 calibrate {}",
-      o.model.model));
-  return o.cache.spec("quarot2");
+/// A wrong --kv is said before anything is loaded.
+void check_method(const Options& o) {
+  if (!o.kv.empty())
+    (void)o.cache.spec(o.kv);
+  else
+    check_default_methods({kDefault}, [&](const auto& texts) { (void)o.cache.specs(texts); });
 }
 
 class Conversation {
@@ -195,7 +195,7 @@ std::optional<std::string> read_prompt(const Options& o) {
 void run(const Options& o) {
   o.sampling.validate();
   const std::optional<std::string> prompt = read_prompt(o);
-  if (!o.kv.empty()) o.cache.spec(o.kv);  // a wrong --kv is said before anything is loaded
+  check_method(o);
   require_context(o.model, o.ctx);
   catch_interrupts();
   Session s = open_session(o.model, o.chunk);
@@ -203,7 +203,8 @@ void run(const Options& o) {
   std::optional<Calibration> calibration;
   if (o.kv.empty() || o.cache.spec(o.kv).method.needs_calibration() || !o.cache.calibration.empty())
     calibration = find_calibration(*s.model, o.cache.calibration);
-  const CacheSpec spec = choose_spec(o, calibration);
+  const CacheSpec spec = o.cache.spec(
+      o.kv.empty() ? default_methods({kDefault}, calibration.has_value(), o.model.model).front() : o.kv);
   spec.validate(s.model->config().head_dim);
   const EngineOptions options{.cache = spec,
                               .context = choose_context(*s.model, spec, 1, o.chunk, o.ctx),

@@ -235,6 +235,21 @@ TEST_F(Cli, JudgesTakeKv2WhereACalibrationIsFound) {
   EXPECT_EQ(methods_of(run(kld + " --kv bf16,quarot2")), "bf16 quarot2 ") << "what is asked for is judged";
 }
 
+// What quarot2 takes and kv2 does not is refused before it is known which of them it will be.
+TEST_F(Cli, DefaultMethodsAreCheckedInBothForms) {
+  const std::string layers = " --kv-layers '0=k8v8'";
+  for (const std::string command :
+       {"eval kld " + model("qwen3") + " --tokens " + tokens(500), "run " + model("qwen3") + " --prompt a"}) {
+    const Result r = run(command + layers);
+    expect_refused(r, 2, {"method kv2: error feedback", "where a calibration is found"});
+    const std::string other = command.starts_with("run") ? "--kv quarot2" : "--kv bf16,quarot2";
+    EXPECT_NE(r.err.find("the other choice is " + other), std::string::npos) << r.err;
+    EXPECT_EQ(r.err.find("load model"), std::string::npos) << "said before anything is loaded: " << r.err;
+  }
+  EXPECT_EQ(
+      run("eval kld " + model("qwen3") + " --tokens " + tokens(500) + layers + " --kv bf16,quarot2").code, 0);
+}
+
 TEST_F(Cli, CalibrationOfAnotherModelIsRefused) {
   const std::string file = path("c.safetensors");
   const Result made = run("-q calibrate " + model("qwen3") + " --tokens " + tokens(1500) +
