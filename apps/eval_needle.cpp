@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "apps/retrieval_options.h"
-#include "base/check.h"
 
 namespace kv2::app {
 namespace {
@@ -17,15 +16,11 @@ struct Options {
 
 void run(const Options& o) {
   o.flags.eval.check();
-  const std::vector<RetrievalTask> tasks = o.flags.parsed_tasks();
-  if (tasks.size() != 1)
-    throw_error(ErrorCode::BadArgument, "eval needle judges one task, found {}; eval ruler takes several",
-                tasks.size());
-  require_depth_task(tasks[0]);
+  NeedlePlan plan = o.plan;
+  plan.task = o.flags.parsed_task("needle");
+  require_depth_task(plan.task);
   Session s = open_judge(o.flags.eval.model, o.flags.chunk);
   const std::vector<CacheSpec> specs = o.flags.eval.specs(*s.model);
-  NeedlePlan plan = o.plan;
-  plan.task = tasks[0];
   plan.lengths = o.flags.parsed_lengths(*s.model, specs);
   plan.answer_tokens = o.flags.answer_tokens;
   plan.seed = o.flags.seed;
@@ -50,7 +45,7 @@ void run(const Options& o) {
 void add_eval_needle(CLI::App& eval) {
   auto* app = eval.add_subcommand("needle", "single needles over depth x length, a heat map per method");
   auto o = std::make_shared<Options>();
-  o->flags.add_to(*app, "single");
+  o->flags.add_to(*app, TaskCount::One);
   app->add_option("--depths", o->plan.n_depths, "depths from 0 to 100 %")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

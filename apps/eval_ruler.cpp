@@ -32,13 +32,14 @@ RulerPlan plan_of(const Options& o, Model& model, const std::vector<CacheSpec>& 
 
 /// Text for `kv2 calibrate MODEL --tokens FILE`.
 void write_training_text(const Options& o, const Session& s) {
-  const RulerPlan plan = plan_of(o, *s.model, {});
-  const int64_t length = plan.lengths.front(), trained = s.model->config().context;
-  if (length > trained)
+  const int64_t trained = s.model->config().context;
+  if (!o.flags.lengths.empty() && o.flags.lengths.front() > trained)
     throw_error(ErrorCode::BadArgument,
                 "--write-tokens: {} tokens are past the {} positions this model was trained for, and a "
-                "calibration reads none of those",
-                length, trained);
+                "calibration reads none of those; give --length {} or less",
+                o.flags.lengths.front(), trained, trained);
+  const RulerPlan plan = plan_of(o, *s.model, {});
+  const int64_t length = plan.lengths.front();
   const std::vector<int32_t> ids =
       o.flags.writer(s).training_text(plan.tasks, length, o.sequences, plan.seed);
   write_npy_tokens(o.write_tokens, ids);
@@ -54,7 +55,8 @@ void run(const Options& o) {
   if (o.haystacks.empty()) (void)o.flags.parsed_tasks();  // a wrong name is said before a model is loaded
   Session s = open_judge(o.flags.eval.model, o.flags.chunk);
   if (!o.write_tokens.empty()) return write_training_text(o, s);
-  const std::vector<CacheSpec> specs = o.flags.eval.specs(*s.model);
+  std::vector<CacheSpec> specs;  // none where haystacks are only written: nothing has to fit in memory then
+  if (o.write_haystacks.empty()) specs = o.flags.eval.specs(*s.model);
   std::vector<HaystackSet> sets;
   if (o.haystacks.empty()) {
     const RulerPlan plan = plan_of(o, *s.model, specs);  // lengths are checked before the tokenizer is missed
@@ -87,7 +89,7 @@ void run(const Options& o) {
 void add_eval_ruler(CLI::App& eval) {
   auto* app = eval.add_subcommand("ruler", "RULER's needle tasks: many needles, keys, values and questions");
   auto o = std::make_shared<Options>();
-  o->flags.add_to(*app, "ruler");
+  o->flags.add_to(*app, TaskCount::Several);
   app->add_option("--questions", o->plan.questions, "of each task and length")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -10,14 +10,15 @@
 
 namespace kv2::app {
 
-void RetrievalFlags::add_to(CLI::App& app, const std::string& default_task) {
+void RetrievalFlags::add_to(CLI::App& app, TaskCount count) {
   eval.add_to(app, "bf16,quarot2");
   eval.add_schedule_to(app);
-  tasks = {default_task};
-  std::string help =
-      "ruler (all of RULER's), or tasks with parameters: haystack=noise|essay|needles, "
-      "keys= and values=word|number|uuid, n-keys=, n-values=, n-queries= "
-      "('multi-key:haystack=needles,keys=uuid,values=uuid')";
+  const bool several = count == TaskCount::Several;
+  tasks = {several ? std::string(kAllOfRuler) : "single"};
+  std::string help = several ? "ruler (all of RULER's), or tasks" : "a task";
+  help +=
+      " with parameters: haystack=noise|essay|needles, keys= and values=word|number|uuid, n-keys=, "
+      "n-values=, n-queries= ('multi-key:haystack=needles,keys=uuid,values=uuid')";
   for (const RetrievalTaskInfo& t : retrieval_tasks())
     help += fmt::format("\n  {}: {}", t.name, t.description);
   app.add_option("--task", tasks, help)->allow_extra_args(false)->type_name("TASK")->capture_default_str();
@@ -49,6 +50,14 @@ std::vector<RetrievalTask> RetrievalFlags::parsed_tasks() const {
     out.insert(out.end(), named.begin(), named.end());
   }
   return out;
+}
+
+RetrievalTask RetrievalFlags::parsed_task(const char* judge) const {
+  const std::vector<std::string> texts = split_methods(tasks);
+  if (texts.size() != 1 || texts[0].starts_with(kAllOfRuler))
+    throw_error(ErrorCode::BadArgument, "eval {} judges one task, found '{}'; eval ruler takes several",
+                judge, fmt::join(texts, ","));
+  return RetrievalTask::parse(texts[0]);
 }
 
 std::vector<int64_t> RetrievalFlags::parsed_lengths(Model& model, const std::vector<CacheSpec>& specs) const {

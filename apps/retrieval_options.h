@@ -15,6 +15,9 @@
 
 namespace kv2::app {
 
+/// How many tasks a judge takes in a run.
+enum class TaskCount : uint8_t { One, Several };
+
 struct RetrievalFlags {
   EvalOptions eval;
   std::vector<std::string> tasks;
@@ -25,9 +28,11 @@ struct RetrievalFlags {
   uint64_t seed = 0;
   bool beyond_context = false;
 
-  void add_to(CLI::App& app, const std::string& default_task);
+  void add_to(CLI::App& app, TaskCount count);
   /// --task, with RULER's eight for "ruler".
   std::vector<RetrievalTask> parsed_tasks() const;
+  /// The --task of `judge`, which takes one.
+  RetrievalTask parsed_task(const char* judge) const;
   /// --length, or 4,096 (the model's context where that is shorter). Errors: BadArgument past the context
   /// without --beyond-context, OutOfMemory where one past it does not fit in memory twice for one of
   /// `specs` (a haystack and a question): said before any text is made.
@@ -42,7 +47,7 @@ struct RetrievalFlags {
 template <class Set>
 void say_beyond_context(const std::vector<Set>& sets, const ModelConfig& config) {
   for (const HaystackSet& set : sets)
-    if (const int64_t n = set.context(0); n > config.context)
+    if (const int64_t n = set.true_length(); n > config.context)
       log_info(fmt::format("beyond       {}: {} tokens, {} more than this model was trained for", set.task, n,
                            n - config.context));
 }

@@ -451,7 +451,8 @@ TEST_F(Cli, RetrievalJudgesRefuseBadInput) {
   for (const std::string judge : {"eval ruler ", "eval needle "}) {
     const std::string start = judge + model("qwen3");
     expect_refused(run(start + " --task niah_7"), 2,
-                   {"niah_7", "there are ruler", "niah_multikey_3", "multi-query"});
+                   {"niah_7", judge == "eval ruler " ? "there are ruler, single" : "there are single",
+                    "niah_multikey_3", "multi-query"});
     expect_refused(run(start + " --task single:haystack=hay"), 2, {"hay", "noise, essay, needles"});
     expect_refused(run(start + " --task single:keys=emoji"), 2, {"emoji", "word, number, uuid"});
     expect_refused(run(start + " --task single --length 999999999"), 2,
@@ -460,6 +461,18 @@ TEST_F(Cli, RetrievalJudgesRefuseBadInput) {
     expect_refused(run(start + " --task ruler:keys=uuid"), 2, {"ruler:keys=uuid", "one task"});
     expect_refused(run(start + " --task single"), 1, {"tokenizer", "--haystacks"});
   }
+  const std::string ruler = "eval ruler " + model("qwen3") + " --task single --length 513";
+  for (const std::string flag : {"", " --beyond-context"}) {
+    const Result r = run(ruler + flag + " --write-tokens " + path("t.npy"));
+    expect_refused(r, 2, {"--write-tokens", "512 positions", "give --length 512 or less"});
+    EXPECT_EQ(r.err.find("--beyond-context"), std::string::npos) << "which would not help: " << r.err;
+  }
+  // Haystacks that are only written fit in any memory; what is missed then is the tokenizer.
+  expect_refused(
+      run("eval ruler " + model("qwen3") +
+          " --task single --length 999999999 --beyond-context --write-haystacks " + path("h.json")),
+      1, {"tokenizer"});
+  expect_refused(run("eval needle " + model("qwen3") + " --task ruler"), 2, {"one task", "'ruler'"});
   expect_refused(run("eval needle " + model("qwen3") + " --task multi-query"), 2, {"single or multi-key"});
   expect_refused(run("eval needle " + model("qwen3") + " --task single,single"), 2, {"one task"});
 }

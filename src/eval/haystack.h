@@ -35,12 +35,13 @@ struct Haystack {
   bool operator==(const Haystack&) const = default;
 };
 
-/// Haystacks of one task (a label alone where they come from a file) and length.
+/// Haystacks of one task and length: labels alone where they come from a file.
 struct HaystackSet {
   std::string task;
   int64_t length = 0;
   uint64_t seed = 0;  // 0 where they come from a file
   std::vector<Haystack> haystacks;
+  bool made = false;  // to their length, in which a free answer has room
   bool operator==(const HaystackSet&) const = default;
 
   int64_t n_questions() const;
@@ -52,6 +53,8 @@ struct HaystackSet {
   std::vector<int32_t> all_ids() const;
   /// Tokens of the longest haystack with its longest question and answer (or answer_tokens, if longer).
   int64_t context(int64_t answer_tokens) const;
+  /// Tokens that it was made for, or what the texts of a file take.
+  int64_t true_length() const { return made ? length : context(0); }
 };
 
 /// What a haystack shall be.

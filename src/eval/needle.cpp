@@ -36,9 +36,10 @@ std::vector<size_t> depths_in_order(const Haystack& h) {
 }
 
 NeedleSet make_set(const HaystackWriter& writer, const NeedlePlan& plan, int64_t length) {
-  NeedleSet out{{.task = plan.task.text(), .length = length, .seed = plan.seed, .haystacks = {}},
-                depths_of(plan.n_depths),
-                {}};
+  NeedleSet out{
+      {.task = plan.task.text(), .length = length, .seed = plan.seed, .haystacks = {}, .made = true},
+      depths_of(plan.n_depths),
+      {}};
   HaystackRequest request{.task = plan.task,
                           .length = length,
                           .answer_tokens = plan.answer_tokens,
@@ -108,10 +109,8 @@ std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpe
   for (const NeedleSet& set : sets) {
     RetrievalOptions together = options;
     together.most_questions = set.most_questions();
-    const int64_t trained = model.config().context;
-    const int64_t context = set.context(0) > trained ? set.length : std::min(set.length, trained);
     for (const CacheSpec& spec : specs) {
-      RetrievalRunner runner(model, spec, calibration, context, together, tokenizer);
+      RetrievalRunner runner(model, spec, calibration, set.length, together, tokenizer);
       std::vector<NeedleCell> row = judge(runner, set, progress);
       for (NeedleCell& cell : row) cell.describe(spec, runner.plan(), set, model.config());
       if (on_row) on_row(row);

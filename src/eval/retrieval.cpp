@@ -215,7 +215,7 @@ void RetrievalScore::describe(const CacheSpec& spec, const CachePlan& plan, cons
   prefill = spec.prefill == PrefillPolicy::Exact ? "exact" : "windowed";
   seed = set.seed;
   context = config.context;
-  beyond_context = set.context(0) > context;  // a file's length is what it says, not what it has
+  beyond_context = set.true_length() > context;
 }
 
 std::string RetrievalScore::length_text() const {

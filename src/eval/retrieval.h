@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // RetrievalRunner: asks a model the questions of haystacks through one method's cache. A haystack is read
 // once, in chunks, and forked for every question; the questions of one haystack go through the model as one
-// batch. Everything is read under the rule of visibility, the question and the answer too. And
-// RetrievalScore, what the judges of retrieval say about a method and questions of one kind.
+// batch. Everything is read under the rule of visibility, the question and the answer too; with
+// PrefillPolicy::Exact haystack and question are the prompt. And RetrievalScore, what the judges of retrieval
+// say about a method and questions of one kind.
 #pragma once
 
 #include <memory>
@@ -88,7 +89,7 @@ struct RetrievalScore {
   std::string prefill;
   uint64_t seed = 0;
   int64_t context = 0;          // that the model was trained for
-  bool beyond_context = false;  // the texts are longer
+  bool beyond_context = false;  // the set's true_length() is longer
 
   /// The share of all scores.
   void average(std::span<const AnswerScore> answers);

@@ -36,7 +36,7 @@ const std::vector<Row> kRows = {
     {"niah_multiquery", "RULER: essay, 4 queries", {MultiQuery, Essay, K::Word, K::Number, 16, 1, 4}},
 };
 
-constexpr const char *kAllOfRuler = "ruler", *kOfRuler = "niah_";
+constexpr const char* kOfRuler = "niah_";
 
 template <class E>
 struct Names {
@@ -116,16 +116,22 @@ const Row* find_row(std::string_view name) {
   return at == kRows.end() ? nullptr : &*at;
 }
 
+std::string_view task_name(std::string_view text) {
+  return text.substr(0, text.find(':'));
+}
+
+/// `known`: what there is besides the table's names.
+[[noreturn]] void refuse_name(std::string_view name, std::string known) {
+  for (const Row& r : kRows) known += (known.empty() ? "" : ", ") + std::string(r.name);
+  throw_error(ErrorCode::BadArgument, "task '{}' is unknown; there are {}", name, known);
+}
+
 }  // namespace
 
 RetrievalTask RetrievalTask::parse(std::string_view text) {
   const size_t colon = std::min(text.find(':'), text.size());
-  const Row* row = find_row(text.substr(0, colon));
-  if (row == nullptr) {
-    std::string known = kAllOfRuler;
-    for (const Row& r : kRows) known += ", " + std::string(r.name);
-    throw_error(ErrorCode::BadArgument, "task '{}' is unknown; there are {}", text.substr(0, colon), known);
-  }
+  const Row* row = find_row(task_name(text));
+  if (row == nullptr) refuse_name(task_name(text), "");
   RetrievalTask task = row->task;
   bool counted = false;
   for (std::string_view rest = colon < text.size() ? text.substr(colon + 1) : ""; !rest.empty();) {
@@ -159,7 +165,11 @@ std::string RetrievalTask::text() const {
 }
 
 std::vector<RetrievalTask> tasks_named(std::string_view text) {
-  if (text.substr(0, text.find(':')) != kAllOfRuler) return {RetrievalTask::parse(text)};
+  const std::string_view name = task_name(text);
+  if (name != kAllOfRuler) {
+    if (find_row(name) == nullptr) refuse_name(name, std::string(kAllOfRuler));
+    return {RetrievalTask::parse(text)};
+  }
   if (text != kAllOfRuler)
     throw_error(ErrorCode::BadArgument,
                 "task '{}': ruler is RULER's eight tasks as they are; parameters belong to one task", text);

@@ -46,7 +46,9 @@ struct RetrievalTaskInfo {
 };
 /// The names that parse() knows, in table order: the four shapes, then RULER's eight.
 const std::vector<RetrievalTaskInfo>& retrieval_tasks();
-/// The task of a text, or RULER's eight for "ruler". Errors: parse's.
+/// What tasks_named takes besides: RULER's eight.
+inline constexpr std::string_view kAllOfRuler = "ruler";
+/// The task of a text, or RULER's eight for "ruler". Errors: parse's, with "ruler" among what there is.
 std::vector<RetrievalTask> tasks_named(std::string_view text);
 
 }  // namespace kv2

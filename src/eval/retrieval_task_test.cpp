@@ -3,14 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "kv2/error.h"
 
 namespace kv2 {
 namespace {
 
-std::string refusal(const std::string& text) {
+std::string refusal(const std::string& text, const std::function<void(std::string_view)>& take) {
   try {
-    RetrievalTask::parse(text);
+    take(text);
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::BadArgument);
     return e.what();
@@ -18,12 +20,17 @@ std::string refusal(const std::string& text) {
   ADD_FAILURE() << text << " was taken";
   return "";
 }
+std::string refusal(const std::string& text) {
+  return refusal(text, RetrievalTask::parse);
+}
 
 TEST(RetrievalTask, RulerIsItsEightTasks) {
   EXPECT_EQ(tasks_named("ruler").size(), 8u);
   EXPECT_EQ(tasks_named("ruler").back(), RetrievalTask::parse("niah_multiquery"));
   EXPECT_EQ(tasks_named("single:values=uuid"), std::vector{RetrievalTask::parse("single:values=uuid")});
-  EXPECT_NE(refusal("nothing").find("ruler, single, multi-key"), std::string::npos);
+  EXPECT_NE(refusal("nothing", tasks_named).find("there are ruler, single, multi-key"), std::string::npos);
+  for (const char* text : {"nothing", "ruler"})  // which is no task
+    EXPECT_NE(refusal(text).find("there are single, multi-key"), std::string::npos);
   EXPECT_THROW(tasks_named("ruler:values=uuid"), Error);
 }
 

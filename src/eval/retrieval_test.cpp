@@ -170,6 +170,11 @@ TEST(Ruler, SumsScoresOfEveryMethodAndSet) {
   EXPECT_EQ(to_json(results[0]).find("substring"), std::string::npos);
   sets[0].haystacks[0].ids = random_tokens(testing::kTinyContext, 1);
   EXPECT_THROW(measure_ruler(*model, specs, nullptr, sets, {}, nullptr, {}), Error);
+  sets[1].length = 1;  // a label
+  EXPECT_LT(
+      measure_ruler(*model, {specs[1]}, nullptr, {sets[1]}, {.answer_tokens = 0}, nullptr, {})[0].all_in_bits,
+      16)
+      << "of what the texts take, not of the label";
 }
 
 // The context is a number that nothing in the cache or in RoPE depends on: past it a model says what the same
@@ -254,6 +259,27 @@ TEST(Needle, FillsEveryCellOfTheMap) {
     EXPECT_TRUE(past[i].beyond_context && !cells[i].beyond_context);
   }
   EXPECT_NE(to_table(past).find("600*"), std::string::npos);
+}
+
+// A made length counts with the room of a free answer, also where question and answer end within the context.
+TEST(Retrieval, AMadeLengthPastTheContextIsMarked) {
+  TinyModel model(64, 590);
+  const Tokenizer tokenizer = letters();
+  const HaystackWriter writer(tokenizer, WordList::built_in(), {});
+  const std::vector<CacheSpec> specs = {spec_of("naive2", PrefillPolicy::Windowed)};
+  const RetrievalTask task = RetrievalTask::parse("single");
+  const auto needles = make_needles(
+      writer, {.task = task, .lengths = {600}, .n_depths = 1, .samples = 1, .answer_tokens = 90, .seed = 3});
+  const auto haystacks = make_haystacks(
+      writer, {.tasks = {task}, .lengths = {600}, .questions = 1, .answer_tokens = 90, .seed = 3});
+  ASSERT_LE(needles[0].context(0), 590);
+  ASSERT_LE(haystacks[0].context(0), 590);
+  RetrievalOptions options{.answer_tokens = 90};
+  EXPECT_THROW(measure_needles(*model, specs, nullptr, needles, options, &tokenizer, {}), Error);
+  EXPECT_THROW(measure_ruler(*model, specs, nullptr, haystacks, options, &tokenizer, {}), Error);
+  options.past_context = PastContext::Run;
+  EXPECT_TRUE(measure_needles(*model, specs, nullptr, needles, options, &tokenizer, {})[0].beyond_context);
+  EXPECT_TRUE(measure_ruler(*model, specs, nullptr, haystacks, options, &tokenizer, {})[0].beyond_context);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ RulerResult judge(RetrievalRunner& runner, const HaystackSet& set, Progress& pro
   }
   r.average(answers);
   r.haystacks = static_cast<int64_t>(set.haystacks.size());
-  r.all_in_bits = runner.plan().all_in_bits(set.length);
+  r.all_in_bits = runner.plan().all_in_bits(set.true_length());
   return r;
 }
 
@@ -32,7 +32,8 @@ std::vector<HaystackSet> make_haystacks(const HaystackWriter& writer, const Rule
   std::vector<HaystackSet> out;
   for (const int64_t length : plan.lengths) {
     for (const RetrievalTask& task : plan.tasks) {
-      HaystackSet set{.task = task.text(), .length = length, .seed = plan.seed, .haystacks = {}};
+      HaystackSet set{
+          .task = task.text(), .length = length, .seed = plan.seed, .haystacks = {}, .made = true};
       for (int64_t left = plan.questions, index = 0; left > 0; index++) {
         const HaystackRequest request{
             .task = task,
@@ -56,7 +57,7 @@ std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec
   int64_t total = 0;
   for (const HaystackSet& set : sets) {
     if (set.n_questions() == 0) throw_error(ErrorCode::BadArgument, "haystacks '{}' ask nothing", set.task);
-    require_in_context(set.task + " with question and answer", set.context(0), model.config(),
+    require_in_context(set.task + " with question and answer", set.true_length(), model.config(),
                        options.past_context);
     total += set.n_tokens();
   }
@@ -66,7 +67,7 @@ std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec
     RetrievalOptions together = options;
     together.most_questions = std::min(options.most_questions, set.most_questions());
     // A free answer ends where the context does, unless its text went past that before.
-    const bool beyond = set.context(0) > model.config().context;
+    const bool beyond = set.true_length() > model.config().context;
     const int64_t room = set.context(options.answer_tokens);
     const int64_t context = beyond ? room : std::min<int64_t>(room, model.config().context);
     for (const CacheSpec& spec : specs) {

@@ -26,7 +26,7 @@ std::vector<HaystackSet> make_haystacks(const HaystackWriter& writer, const Rule
 
 /// One method on one set.
 struct RulerResult : RetrievalScore {
-  double all_in_bits = 0;              // at `length` tokens
+  double all_in_bits = 0;              // at the set's true_length()
   int64_t haystacks = 0, needles = 0;  // needles of all haystacks together
   double seconds = 0;
 };
