@@ -18,11 +18,12 @@
 namespace kv2::app {
 namespace {
 
-BenchRow read_row(ThreadTeam& team, const char* level, size_t bytes_per_thread, int repeats) {
+BenchRow read_row(ThreadTeam& team, const char* level, size_t bytes_per_thread, int repeats,
+                  cpu::HugePages huge_pages) {
   const int n = team.size();
   std::vector<cpu::AlignedBuffer> memory;  // in huge pages where the kernels' memory would be
   for (int i = 0; i < n; i++) {
-    memory.emplace_back(bytes_per_thread);
+    memory.emplace_back(bytes_per_thread, huge_pages);
     std::memset(memory.back().as<void>(), 1, bytes_per_thread);
   }
   std::vector<int32_t> sinks(static_cast<size_t>(n) * 16);
@@ -89,8 +90,9 @@ void bench_limits(const BenchOptions& o, BenchReport& report) {
   const int repeats = std::max(9, o.repeats);
   BenchLimits& l = report.limits;
   // The best of all repeats: a limit is what the machine can do, not what a neighbour leaves of it.
+  const auto huge_pages = o.model.device_options().huge_pages ? cpu::HugePages::On : cpu::HugePages::Off;
   const auto read = [&](const char* level, size_t bytes, double holds) {
-    const BenchRow row = read_row(team, level, bytes, repeats);
+    const BenchRow row = read_row(team, level, bytes, repeats, huge_pages);
     report.add(row);  // before the level is a limit: nothing is a share of itself
     l.levels.push_back({level, holds, row.bytes / row.times.best()});
   };

@@ -26,9 +26,13 @@ void ModelOptions::add_to(CLI::App& app) {
 void ModelOptions::add_device_to(CLI::App& app) {
   app.add_option("--device", device,
                  "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
-  app.add_option("--threads", threads, "default: the cores this process may use; hardware threads of a core count once")->check(CLI::Range(0, 1024));
+  app.add_option("--threads", threads,
+                 "default: the cores this process may use; hardware threads of a core count once")
+      ->check(CLI::Range(0, 1024));
   app.add_flag("--pin", pin,
                "bind every thread but the first to a CPU of its own, of different cores while there are any");
+  app.add_option("--huge-pages", huge_pages, "on: ask for them where memory is large enough (device cpu)")
+      ->check(CLI::IsMember({"on", "off"}));
   app.add_option("--linears", linears,
                  "auto: coded weights straight from the file's codes, others bf16; or bf16 or f32 for all")
       ->check(CLI::IsMember({"auto", "bf16", "f32"}));
@@ -40,7 +44,8 @@ DeviceOptions ModelOptions::device_options() const {
           .pin = pin,
           .linear_precision = linears == "f32"    ? LinearPrecision::F32
                               : linears == "bf16" ? LinearPrecision::Bf16
-                                                  : LinearPrecision::Auto};
+                                                  : LinearPrecision::Auto,
+          .huge_pages = huge_pages == "on"};
 }
 
 const Tokenizer& Session::require_tokenizer(const std::string& instead) const {

@@ -19,7 +19,7 @@
 namespace kv2::app {
 
 struct ModelOptions {
-  std::string model, device = "cpu", linears = "auto";
+  std::string model, device = "cpu", linears = "auto", huge_pages = "on";
   int threads = 0;
   bool pin = false;
 

@@ -121,6 +121,9 @@ TEST_F(Cli, UsageErrorsExitWithTwo) {
   EXPECT_EQ(run("plan " + model("qwen3") + " --kv bf16,naive2 --kv-layers 2=int8").code, 0);
   for (const std::string command : {"run", "calibrate"})
     expect_refused(run(command + " " + model("qwen3") + " --seed -1"), 2, {"--seed", "-1"});
+  const std::string huge = "logits " + model("qwen3") + " --tokens t.npy --out l.npy --huge-pages ";
+  expect_refused(run(huge + "some"), 2, {"--huge-pages", "some", "on,off"});
+  expect_refused(run(huge + "off --device reference"), 2, {"huge pages", "cpu", "'reference'"});
   expect_refused(run("eval nonsense"), 2, {"nonsense", "kld", "kv2 eval --help"});
   EXPECT_EQ(run("--help").code, 0);
   EXPECT_EQ(run("--version").code, 0);

@@ -18,8 +18,11 @@ struct QueryTile;
 
 class Attention {
  public:
-  explicit Attention(ThreadTeam& team)
-      : team_(team), workers_(team.size()), runs_left_(new std::atomic<int>[most_split_tiles()]) {}
+  Attention(ThreadTeam& team, HugePages huge_pages)
+      : team_(team),
+        workers_(team.size(), huge_pages),
+        partials_(huge_pages),
+        runs_left_(new std::atomic<int>[most_split_tiles()]) {}
 
   void attend(const AttendParams& p);
 

@@ -32,7 +32,7 @@ class CodedLinear final : public Linear {
 
 class CodedLinears {
  public:
-  explicit CodedLinears(ThreadTeam& team) : team_(team) {}
+  CodedLinears(ThreadTeam& team, HugePages huge_pages) : team_(team), memory_(huge_pages) {}
 
   /// source.coded must have codes.
   std::unique_ptr<Linear> pack(const LinearSource& source);

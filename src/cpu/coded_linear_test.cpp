@@ -70,7 +70,7 @@ struct Inputs {
   /// Rows in pieces of `batch`, added to 1.
   std::vector<float> run(int batch, int threads) const {
     ThreadTeam team(threads);
-    CodedLinears linears(team);
+    CodedLinears linears(team, HugePages::On);
     AlignedBuffer scratch;
     const auto linear = linears.pack(source());
     std::vector<float> out(static_cast<size_t>(n_rows) * n_out, 1.f);

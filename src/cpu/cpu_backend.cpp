@@ -32,10 +32,11 @@ constexpr int64_t kBaseline = HWY_SCALAR | HWY_EMU128;
 class CpuBackend final : public Backend, public DeviceArgMax {
  public:
   explicit CpuBackend(const CpuOptions& options)
-      : team_(options.n_threads, options.pinning),
-        linears_(team_, options.precision),
-        attention_(team_),
-        scratch_(team_.size()) {}
+      : huge_pages_(options.huge_pages ? HugePages::On : HugePages::Off),
+        team_(options.n_threads, options.pinning),
+        linears_(team_, options.precision, huge_pages_),
+        attention_(team_, huge_pages_),
+        scratch_(team_.size(), huge_pages_) {}
 
   std::string describe() const override {
     return fmt::format("cpu: {}, linears {}, {} thread{}", simd_target_name(simd_targets().front()),
@@ -43,7 +44,7 @@ class CpuBackend final : public Backend, public DeviceArgMax {
   }
   std::string linear_precision() const override { return linears_.uses_bf16() ? "bf16" : "f32"; }
 
-  void* allocate(size_t bytes) override { return allocate_aligned(bytes); }
+  void* allocate(size_t bytes) override { return allocate_aligned(bytes, huge_pages_); }
   void release(void* memory) noexcept override { std::free(memory); }
   void upload(void* device, const void* host, size_t bytes) override { copy(device, host, bytes); }
   void download(void* host, const void* device, size_t bytes) override { copy(host, device, bytes); }
@@ -62,7 +63,7 @@ class CpuBackend final : public Backend, public DeviceArgMax {
     KV2_CHECK(source.n_in > 0 && source.n_out > 0 && source.fill, "an embedding of {} by {}", source.n_out,
               source.n_in);
     return std::make_unique<Embedding>(source, linears_.uses_bf16(),
-                                       linears_.multiplies_codes() && source.coded.bits != 0);
+                                       linears_.multiplies_codes() && source.coded.bits != 0, huge_pages_);
   }
   size_t scratch_bytes(int n_rows, int max_width, const KvShape& shape) const override {
     const size_t d = static_cast<size_t>(shape.head_dim);
@@ -137,6 +138,7 @@ class CpuBackend final : public Backend, public DeviceArgMax {
       body(first, std::min(per_task, n_rows - first));
     });
   }
+  const HugePages huge_pages_;
   ThreadTeam team_;
   LinearEngine linears_;
   Attention attention_;

@@ -17,6 +17,7 @@ struct CpuOptions {
   int n_threads = 0;  // 0: usable_cores()
   Pinning pinning = Pinning::Off;
   LinearPrecision precision = LinearPrecision::Auto;
+  bool huge_pages = true;  // asked for where memory is large enough; off: to measure what they are worth
 };
 
 /// Throws Unsupported on a processor without AVX2 or NEON, and for Bf16 where oneDNN has no bf16 matmul.

@@ -52,11 +52,14 @@ std::vector<RowTile> cut_rows(int n_rows, const std::vector<int>& counts) {
 
 }  // namespace
 
-LinearEngine::LinearEngine(ThreadTeam& team, LinearPrecision precision)
+LinearEngine::LinearEngine(ThreadTeam& team, LinearPrecision precision, HugePages huge_pages)
     : team_(team),
+      huge_pages_(huge_pages),
       codes_(precision == LinearPrecision::Auto),
-      coded_(team),
-      dnn_(std::make_unique<OneDnn>(team.size())) {
+      coded_(team, huge_pages),
+      memory_(huge_pages),
+      dnn_(std::make_unique<OneDnn>(team.size())),
+      rows_(huge_pages) {
   bf16_ = precision == LinearPrecision::Bf16 || (precision == LinearPrecision::Auto && has_fast_bf16(*dnn_));
   const std::string chosen = shape_for(64, 64).implementation();  // throws when there is none
   if (chosen.find("ref") != std::string::npos)
@@ -85,7 +88,7 @@ TileShape& LinearEngine::shape_for(int n_in, int n_out) {
   auto& shape = shapes_[{depth, width}];
   if (!shape) {
     try {
-      shape = std::make_unique<TileShape>(*dnn_, bf16_, depth, width);
+      shape = std::make_unique<TileShape>(*dnn_, bf16_, depth, width, huge_pages_);
     } catch (const dnnl::error& e) {
       throw_error(ErrorCode::Unsupported, "oneDNN refuses a {} matmul of depth {} and width {}: {}",
                   bf16_ ? "bf16" : "f32", depth, width, e.what());
@@ -118,13 +121,13 @@ std::unique_ptr<Linear> LinearEngine::pack(const LinearSource& source) {
   const int batch = std::clamp(static_cast<int>((size_t{16} << 20) / (tile_elements * 4)), 1,
                                std::max(1, 2 * team_.size()));
   std::vector<float> rows(static_cast<size_t>(batch) * width * source.n_in);
-  std::vector<AlignedBuffer> plain(static_cast<size_t>(team_.size()));
-  for (auto& p : plain) p.grow(tile_elements * element);
+  WorkerScratch plain(team_.size(), huge_pages_);
+  plain.grow(tile_elements * element);
   for (int first = 0; first < n_tiles; first += batch) {
     const int row0 = first * width, n = std::min(batch * width, source.n_out - row0);
     source.fill(row0, n, rows.data());
     team_.run(std::min(batch, n_tiles - first), [&](int64_t i, int worker) {
-      auto* to = plain[static_cast<size_t>(worker)].as<std::byte>();
+      auto* to = plain.of<std::byte>(worker);
       std::memset(to, 0, tile_elements * element);  // padding of depth and of the last tile
       for (int r = 0; r < std::min(width, n - static_cast<int>(i) * width); r++) {
         const float* from = rows.data() + (static_cast<size_t>(i) * width + r) * source.n_in;

@@ -45,7 +45,7 @@ class PackedLinear final : public Linear {
 class LinearEngine {
  public:
   /// Throws Unsupported when precision is Bf16 and oneDNN has no bf16 matmul for this machine.
-  LinearEngine(ThreadTeam& team, LinearPrecision precision);
+  LinearEngine(ThreadTeam& team, LinearPrecision precision, HugePages huge_pages);
   ~LinearEngine();
 
   bool uses_bf16() const { return bf16_; }
@@ -64,6 +64,7 @@ class LinearEngine {
   void prepare_rows(const LinearParams& p, int n_in, int padded_in, int padded_rows);
 
   ThreadTeam& team_;
+  const HugePages huge_pages_;
   bool bf16_ = false, codes_ = false;
   CodedLinears coded_;
   WeightMemory memory_;

@@ -48,7 +48,7 @@ struct Weights {
 /// nullopt where oneDNN has no such matmul for this machine; the reason is printed.
 std::optional<LinearEngine> engine(ThreadTeam& team, LinearPrecision precision) {
   try {
-    return std::optional<LinearEngine>(std::in_place, team, precision);
+    return std::optional<LinearEngine>(std::in_place, team, precision, HugePages::On);
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::Unsupported);
     EXPECT_EQ(precision, LinearPrecision::Bf16);
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(All, LinearRows, testing::Values(LinearPrecision::F32, 
 // The output layer of SmolLM2: 384 tiles. One row alone and among others, all columns.
 TEST(LinearEngine, OutputLayerOfARealModel) {
   ThreadTeam team(2);
-  LinearEngine linears(team, LinearPrecision::Auto);
+  LinearEngine linears(team, LinearPrecision::Auto, HugePages::On);
   const Weights weights(576, 49152, false);
   const auto packed = linears.pack(weights.source());
   const auto in = normals(17 * 576, 0.3f, 1.f, 2);
@@ -147,7 +147,7 @@ TEST(LinearEngine, OutputLayerOfARealModel) {
 TEST(LinearEngine, NeverUsesOneDnnsReferenceCodeSilently) {
   ThreadTeam team(1);
   for (const auto precision : {LinearPrecision::Auto, LinearPrecision::F32}) {
-    LinearEngine linears(team, precision);
+    LinearEngine linears(team, precision, HugePages::On);
     const Weights weights(576, 192, false);
     (void)linears.pack(weights.source());
 #if defined(__x86_64__)
@@ -165,7 +165,7 @@ TEST(LinearEngine, StartsNoThreadsOfItsOwn) {
     return n;
   };
   ThreadTeam team(3);
-  LinearEngine linears(team, LinearPrecision::Auto);
+  LinearEngine linears(team, LinearPrecision::Auto, HugePages::On);
   const int before = n_threads();
   const Weights weights(512, 1024, false);
   const auto packed = linears.pack(weights.source());

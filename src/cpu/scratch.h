@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,20 +16,17 @@
 
 namespace kv2::cpu {
 
-/// KV2_HUGE_PAGES=0 in the environment: no memory begins at a huge page or asks for one.
-inline bool wants_huge_pages() {
-  const char* wish = std::getenv("KV2_HUGE_PAGES");
-  return !wish || std::string_view(wish) != "0";
-}
+/// Off: no memory begins at a huge page or asks for one (CpuOptions::huge_pages).
+enum class HugePages : uint8_t { Off, On };
 
-/// 64-byte aligned memory; throws OutOfMemory naming the size. From 4 MiB on it begins at a huge page and
-/// asks for such: a decode step touches thousands of 4 KiB pages in an order of its own, more than a TLB
-/// holds. What that reserves beyond `bytes`, up to 4 MiB, is never touched.
-inline void* allocate_aligned(size_t bytes) {
+/// 64-byte aligned memory; throws OutOfMemory naming the size. With HugePages::On memory of 4 MiB or more
+/// begins at a huge page and asks for such: a decode step touches thousands of 4 KiB pages in an order of its
+/// own, more than a TLB holds. What that reserves beyond `bytes`, up to 4 MiB, is never touched.
+inline void* allocate_aligned(size_t bytes, HugePages huge_pages) {
   constexpr size_t kHuge = size_t{2} << 20;
   void* p = nullptr;
   const size_t rounded = bytes > SIZE_MAX - 64 ? 0 : (bytes + 63) / 64 * 64;
-  if (rounded >= 2 * kHuge && rounded <= SIZE_MAX - kHuge && wants_huge_pages()) {
+  if (rounded >= 2 * kHuge && rounded <= SIZE_MAX - kHuge && huge_pages == HugePages::On) {
     p = std::aligned_alloc(kHuge, (rounded + kHuge - 1) / kHuge * kHuge);
     // The whole huge pages of what was asked for; a wish, so there is no error to handle.
     if (p) ::madvise(p, rounded / kHuge * kHuge, MADV_HUGEPAGE);
@@ -46,15 +42,19 @@ inline void* allocate_aligned(size_t bytes) {
 
 class AlignedBuffer {
  public:
-  AlignedBuffer() = default;
-  explicit AlignedBuffer(size_t bytes) : memory_(allocate_aligned(bytes)), bytes_(bytes) {}
-  AlignedBuffer(AlignedBuffer&& other) noexcept : memory_(other.memory_), bytes_(other.bytes_) {
+  /// Empty, to grow.
+  explicit AlignedBuffer(HugePages huge_pages = HugePages::On) : huge_pages_(huge_pages) {}
+  explicit AlignedBuffer(size_t bytes, HugePages huge_pages = HugePages::On)
+      : memory_(allocate_aligned(bytes, huge_pages)), bytes_(bytes), huge_pages_(huge_pages) {}
+  AlignedBuffer(AlignedBuffer&& other) noexcept
+      : memory_(other.memory_), bytes_(other.bytes_), huge_pages_(other.huge_pages_) {
     other.memory_ = nullptr;
     other.bytes_ = 0;
   }
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
     std::swap(memory_, other.memory_);
     std::swap(bytes_, other.bytes_);
+    std::swap(huge_pages_, other.huge_pages_);
     return *this;
   }
   ~AlignedBuffer() { std::free(memory_); }
@@ -62,8 +62,8 @@ class AlignedBuffer {
   /// At least `bytes`; what was there is lost when it grows.
   void grow(size_t bytes) {
     if (bytes > bytes_) {
-      *this = AlignedBuffer();  // free first, so that both never exist at once
-      *this = AlignedBuffer(bytes);
+      *this = AlignedBuffer(huge_pages_);  // free first, so that both never exist at once
+      *this = AlignedBuffer(bytes, huge_pages_);
     }
   }
   template <class T>
@@ -75,12 +75,15 @@ class AlignedBuffer {
  private:
   void* memory_ = nullptr;
   size_t bytes_ = 0;
+  HugePages huge_pages_;
 };
 
 /// One buffer per worker of a team.
 class WorkerScratch {
  public:
-  explicit WorkerScratch(int n_workers) : buffers_(static_cast<size_t>(n_workers)) {}
+  WorkerScratch(int n_workers, HugePages huge_pages) {
+    for (int i = 0; i < n_workers; i++) buffers_.emplace_back(huge_pages);
+  }
   void grow(size_t bytes) {
     for (AlignedBuffer& b : buffers_) b.grow(bytes);
   }

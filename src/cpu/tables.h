@@ -18,11 +18,11 @@ namespace kv2::cpu {
 class Embedding final : public Linear {
  public:
   /// on_demand: no table; rows are decoded from the file when they are asked for.
-  Embedding(const LinearSource& source, bool bf16, bool on_demand)
+  Embedding(const LinearSource& source, bool bf16, bool on_demand, HugePages huge_pages)
       : n_in_(source.n_in),
         n_out_(source.n_out),
         bf16_(bf16),
-        table_(on_demand ? 0 : static_cast<size_t>(source.n_in) * source.n_out * (bf16 ? 2 : 4)) {
+        table_(on_demand ? 0 : static_cast<size_t>(source.n_in) * source.n_out * (bf16 ? 2 : 4), huge_pages) {
     if (on_demand) {
       fill_ = source.fill;
       return;

@@ -68,15 +68,19 @@ bool has_fast_bf16(OneDnn& dnn) {
   return found && std::string(found.impl_info_str()).find("bf16") != std::string::npos;
 }
 
-TileShape::TileShape(OneDnn& dnn, bool bf16, int depth, int width)
-    : dnn_(dnn), bf16_(bf16), depth_(depth), width_(width), scratchpads_(dnn.streams.size()) {
+TileShape::TileShape(OneDnn& dnn, bool bf16, int depth, int width, HugePages huge_pages)
+    : dnn_(dnn),
+      bf16_(bf16),
+      depth_(depth),
+      width_(width),
+      scratchpads_(static_cast<int>(dnn.streams.size()), huge_pages) {
   const OneOpenMpThread guard;
   for (const int rows : kRowCounts) add_candidate(rows);
   if (candidates_.empty())
     throw_error(ErrorCode::Unsupported, "oneDNN has no {} matmul for this processor", bf16 ? "bf16" : "f32");
   const dnnl::memory::desc plain({depth, width}, input_type(bf16), dnnl::memory::dims{1, depth});
   reorder_ = dnnl::reorder(dnnl::reorder::primitive_desc(dnn_.engine, plain, dnn_.engine, packed_));
-  keep_equal_candidates();
+  keep_equal_candidates(huge_pages);
 }
 
 bool TileShape::add_candidate(int rows) {
@@ -88,8 +92,8 @@ bool TileShape::add_candidate(int rows) {
     tile_bytes_ = (packed_.get_size() + 63) / 64 * 64;
   }
   Candidate c{rows, found.impl_info_str(), dnnl::matmul(found), {}};
-  for (AlignedBuffer& scratchpad : scratchpads_) {
-    scratchpad.grow(found.scratchpad_desc().get_size());
+  scratchpads_.grow(found.scratchpad_desc().get_size());
+  for (size_t worker = 0; worker < dnn_.streams.size(); worker++) {
     Call call{dnnl::memory(found.src_desc(), dnn_.engine, nullptr),
               dnnl::memory(packed_, dnn_.engine, nullptr),
               dnnl::memory(found.dst_desc(), dnn_.engine, nullptr),
@@ -120,8 +124,7 @@ void TileShape::multiply(int worker, size_t count, const void* in, const void* p
   call.in.set_data_handle(const_cast<void*>(in));
   call.weights.set_data_handle(const_cast<void*>(packed));
   call.out.set_data_handle(out);
-  call.arguments.at(DNNL_ARG_SCRATCHPAD)
-      .set_data_handle(scratchpads_[static_cast<size_t>(worker)].as<void>());
+  call.arguments.at(DNNL_ARG_SCRATCHPAD).set_data_handle(scratchpads_.of<void>(worker));
   c.primitive.execute(dnn_.streams[static_cast<size_t>(worker)], call.arguments);
 }
 
@@ -139,20 +142,20 @@ std::vector<float> TileShape::run_rows(Candidate& c, const void* in, const void*
 // The largest row count whose rows do not depend on their place in the tile is the yardstick; smaller ones
 // stay when they give the same bits for every row. Random numbers with a mean, so that sums round in every
 // step.
-void TileShape::keep_equal_candidates() {
+void TileShape::keep_equal_candidates(HugePages huge_pages) {
   constexpr int kRows = 128;
   std::mt19937 generator(1);
   std::normal_distribution<float> normal(0.3f, 1.f);
   const auto fill = [&](int rows) {
     const size_t n = static_cast<size_t>(rows) * depth_;
-    AlignedBuffer buffer(n * 4);
+    AlignedBuffer buffer(n * 4, huge_pages);
     for (size_t i = 0; i < n; i++)
       bf16_ ? void(buffer.as<bf16>()[i] = to_bf16(normal(generator)))
             : void(buffer.as<float>()[i] = normal(generator));
     return buffer;
   };
   const AlignedBuffer plain = fill(width_), in = fill(kRows);
-  AlignedBuffer packed(tile_bytes_);
+  AlignedBuffer packed(tile_bytes_, huge_pages);
   pack(0, plain.as<void>(), packed.as<void>());
 
   std::vector<Candidate> kept;

@@ -37,7 +37,7 @@ struct OneDnn {
 class TileShape {
  public:
   /// depth and width in elements; throws Unsupported when oneDNN has no matmul for them.
-  TileShape(OneDnn& dnn, bool bf16, int depth, int width);
+  TileShape(OneDnn& dnn, bool bf16, int depth, int width, HugePages huge_pages);
 
   int depth() const { return depth_; }
   int width() const { return width_; }
@@ -62,7 +62,7 @@ class TileShape {
     std::vector<Call> calls;  // [worker]
   };
   bool add_candidate(int rows);
-  void keep_equal_candidates();
+  void keep_equal_candidates(HugePages huge_pages);
   std::vector<float> run_rows(Candidate& c, const void* in, const void* packed, int first, int n);
 
   OneDnn& dnn_;
@@ -74,7 +74,7 @@ class TileShape {
   dnnl::reorder reorder_;
   std::vector<Candidate> candidates_;
   std::vector<int> row_counts_;
-  std::vector<AlignedBuffer> scratchpads_;  // [worker]
+  WorkerScratch scratchpads_;
 };
 
 /// Whether oneDNN has its own bf16 kernel here (AVX512-BF16 or AMX), not one that emulates it.

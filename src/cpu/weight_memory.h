@@ -13,17 +13,19 @@ namespace kv2::cpu {
 
 class WeightMemory {
  public:
+  explicit WeightMemory(HugePages huge_pages) : huge_pages_(huge_pages) {}
+
   /// 64-byte aligned, uninitialised; a chunk is released with the last piece of it, the newest one with this
   /// object. One caller at a time.
   std::shared_ptr<std::byte> take(size_t bytes) {
     const size_t size = (bytes + 63) / 64 * 64;
-    if (size > kChunk / 2 || !wants_huge_pages()) {  // a chunk of its own
-      const auto own = std::make_shared<AlignedBuffer>(size);
+    if (size > kChunk / 2 || huge_pages_ == HugePages::Off) {  // a chunk of its own
+      const auto own = std::make_shared<AlignedBuffer>(size, huge_pages_);
       return {own, own->as<std::byte>()};
     }
     if (!chunk_ ||
         used_ + size > kChunk) {  // what is left is untouched, so at most one huge page of it is memory
-      chunk_ = std::make_shared<AlignedBuffer>(kChunk);
+      chunk_ = std::make_shared<AlignedBuffer>(kChunk, huge_pages_);
       used_ = 0;
     }
     used_ += size;
@@ -32,6 +34,7 @@ class WeightMemory {
 
  private:
   static constexpr size_t kChunk = size_t{32} << 20;
+  const HugePages huge_pages_;
   std::shared_ptr<AlignedBuffer> chunk_;
   size_t used_ = 0;
 };

@@ -49,7 +49,12 @@ std::unique_ptr<Backend> open_device(const DeviceOptions& options) {
   if (options.device == "cpu")
     return make_cpu_backend({.n_threads = options.n_threads,
                              .pinning = options.pin ? Pinning::OneEach : Pinning::Off,
-                             .precision = options.linear_precision});
+                             .precision = options.linear_precision,
+                             .huge_pages = options.huge_pages});
+  if (!options.huge_pages)
+    throw_error(ErrorCode::BadArgument,
+                "huge pages can be turned off on the device cpu alone, device '{}' has none of kv2's",
+                options.device);
   if (options.device == "reference") return make_reference_backend(options.linear_precision);
   if (options.device.starts_with("cuda")) return open_cuda(options);
   throw_error(ErrorCode::Unsupported, "device '{}' is not in this build; it has {}", options.device,
