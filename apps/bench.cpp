@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -30,8 +31,12 @@ bool is_in(const std::vector<std::string>& list, const std::string& x) {
 /// Words that name parts, and one other at most: the model. No part: all that can be measured.
 void read_words(BenchOptions& o) {
   for (const std::string& word : o.words) {
+    std::error_code ec;
     if (is_in(kParts, word))
       o.parts.push_back(word);
+    else if (word.find_first_of("/.:") == std::string::npos && !std::filesystem::exists(word, ec))
+      throw_error(ErrorCode::BadArgument, "'{}' is neither a part of the bench ({}) nor a model's file", word,
+                  fmt::join(kParts, ", "));
     else if (o.model.model.empty())
       o.model.model = word;
     else
@@ -47,9 +52,24 @@ void read_words(BenchOptions& o) {
         throw_error(ErrorCode::BadArgument, "{} is measured on a model: kv2 bench {} MODEL", part, part);
 }
 
+/// An option that no part of this call looks at would be ignored.
+void require_used(const BenchOptions& o) {
+  const auto check = [&](bool given, const char* option, const std::vector<std::string>& users) {
+    const bool used = std::any_of(users.begin(), users.end(), [&](auto& part) { return o.wants(part); });
+    if (given && !used)
+      throw_error(ErrorCode::BadArgument, "{} is for {}; this call measures {}", option,
+                  fmt::join(users, ", "), fmt::join(o.parts, ", "));
+  };
+  check(!o.kv.empty(), "--kv", {"attend", "decode", "prefill", "batch", "profile"});
+  check(!o.depths.empty(), "--depth", {"attend", "decode", "prefill", "batch", "profile"});
+  check(!o.batches.empty(), "--batch", {"attend", "batch", "profile"});
+  check(!o.rows.empty(), "--rows", {"attend"});
+}
+
 void run(BenchOptions o) {
   catch_interrupts();
   read_words(o);
+  require_used(o);
   if (!o.model.model.empty()) read_config(*open_model_file(o.model.model));  // before anything is measured
   BenchReport report(o.json);
   const bool kernels = o.wants("attend") || o.wants("linear") || o.wants("demote");
@@ -237,9 +257,15 @@ void add_bench(CLI::App& program) {
          "(default: 1; attend on a GPU without --depth, --batch and --rows: a list of its own)")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20));
-  app->add_option("--repeat", o->repeats, "times that each is measured")->check(CLI::Range(1, 1000));
-  app->add_option("--steps", o->steps, "tokens of one measured decode")->check(CLI::Range(1, 1000));
-  app->add_option("--prompt", o->prompt, "tokens of one measured prefill")->check(CLI::Range(1, 8192));
+  app->add_option("--repeat", o->repeats, "times that each is measured")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--steps", o->steps, "tokens of one measured decode")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--prompt", o->prompt, "tokens of one measured prefill")
+      ->check(CLI::Range(1, 8192))
+      ->capture_default_str();
   app->add_flag(
       "--random-cache", o->random_cache,
       "begin at a depth with random keys and values instead of a prompt, each sequence with pages of "

@@ -115,6 +115,9 @@ std::vector<BatchSize> sizes_of(const BenchOptions& o, const BenchShape& shape, 
     for (const int n : o.batches.empty() ? std::vector{1} : o.batches)
       for (const int rows : o.rows.empty() ? std::vector{1} : o.rows)
         if (depth > 0) sizes.push_back({n, depth, static_cast<int>(std::min<int64_t>(rows, depth))});
+  if (sizes.empty())
+    throw_error(ErrorCode::BadArgument,
+                "attention over 0 tokens is nothing to measure; give a --depth above 0");
   return sizes;
 }
 

@@ -1,38 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linears by themselves, at the model's shapes, with weights of 4 bits as a GGUF file of Q4_1 codes them. As
-// many copies of a matrix take turns as a model has layers, so that weights come from where they come from in
-// a decode step. Rows are checked against double precision first.
+// Linears by themselves, at the model's shapes, with random weights of the type that most of its file has, or
+// of Q4_1 without a model. As many copies of a matrix take turns as a model has layers, so that weights come
+// from where they come from in a decode step. Rows are checked against double precision first.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
 
 #include "apps/bench.h"
 #include "base/check.h"
 #include "base/float16.h"
+#include "formats/weight_codes.h"
 #include "ops/cases/inputs.h"
 #include "ops/device_extras.h"
 
 namespace kv2::app {
 namespace {
 
-constexpr int kBlock = 32;
+/// The type that most weights of a file's matrices have.
+std::string most_common_type(const TensorFile& file) {
+  std::map<std::string, int64_t> n;
+  for (const TensorInfo& t : file.tensors())
+    if (t.shape.size() == 2) n[t.type] += t.n_elements();
+  if (n.empty()) return "";
+  return std::max_element(n.begin(), n.end(), [](auto& a, auto& b) { return a.second < b.second; })->first;
+}
 
-/// Random codes, scales and offsets of one matrix.
+/// Random codes, scales and offsets of one matrix. A type of floats, and one whose blocks do not fit n_in,
+/// are the same numbers without codes.
 class RandomWeights {
  public:
-  RandomWeights(int n_in, int n_out) : n_in_(n_in), n_out_(n_out) {
+  RandomWeights(int n_in, int n_out, const std::string& type)
+      : n_in_(n_in), n_out_(n_out), format_(code_format(type)) {
+    if (format_ && n_in % format_->block != 0) format_.reset();
+    name_ = format_ ? type : "floats";
+    if (format_) block_ = format_->block, bits_ = format_->bits, zero_ = format_->zero;
+    if (n_in % block_ != 0) block_ = 1;
     cases::Random random(n_in + n_out);
-    const size_t parts = static_cast<size_t>(n_out) * n_in / kBlock;
-    codes_.resize(parts * kBlock);
-    for (uint8_t& c : codes_) c = static_cast<uint8_t>(random.next() & 15);
-    scale_ = random.normals(parts, 0.01f, 0.002f);
-    offset_ = random.normals(parts, -0.07f, 0.01f);
+    const size_t parts = static_cast<size_t>(n_out) * n_in / block_;
+    codes_.resize(parts * block_);
+    for (uint8_t& c : codes_) c = static_cast<uint8_t>(random.next() & ((1u << bits_) - 1));
+    const float size = 0.16f / static_cast<float>(1 << bits_);  // of a scale: weights of about ±0.08
+    scale_ = random.normals(parts, size, size / 5);
+    offset_ = format_ && !format_->has_offset ? std::vector<float>(parts, 0.0f)
+                                              : random.normals(parts, zero_ ? 0.0f : -0.07f, 0.01f);
     for (auto* params : {&scale_, &offset_})
       for (float& x : *params) x = to_float(to_fp16(x));
   }
+  const std::string& name() const { return name_; }
+  bool coded() const { return format_.has_value(); }
   float at(size_t i) const {
-    return scale_[i / kBlock] * static_cast<float>(codes_[i]) + offset_[i / kBlock];
+    return scale_[i / block_] * static_cast<float>(codes_[i] - zero_) + offset_[i / block_];
   }
   LinearSource source() const {
     LinearSource s{.n_in = n_in_, .n_out = n_out_};
@@ -40,18 +60,26 @@ class RandomWeights {
       const size_t first = static_cast<size_t>(row) * n_in_;
       for (size_t i = 0; i < static_cast<size_t>(n) * n_in_; i++) out[i] = at(first + i);
     };
-    s.coded = {.bits = 4, .block = kBlock, .has_offset = true, .params_in_fp16 = true};
+    if (!format_) return s;
+    s.coded = {.bits = bits_,
+               .block = block_,
+               .zero = zero_,
+               .has_offset = format_->has_offset,
+               .params_in_fp16 = true};
     s.coded.fill = [this](int row, int n, uint8_t* codes, float* scale, float* offset) {
       const size_t first = static_cast<size_t>(row) * n_in_, count = static_cast<size_t>(n) * n_in_;
       std::copy_n(codes_.data() + first, count, codes);
-      std::copy_n(scale_.data() + first / kBlock, count / kBlock, scale);
-      std::copy_n(offset_.data() + first / kBlock, count / kBlock, offset);
+      std::copy_n(scale_.data() + first / block_, count / block_, scale);
+      if (format_->has_offset) std::copy_n(offset_.data() + first / block_, count / block_, offset);
     };
     return s;
   }
 
  private:
   int n_in_, n_out_;
+  std::optional<CodeFormat> format_;
+  std::string name_;
+  int block_ = 32, bits_ = 4, zero_ = 0;
   std::vector<uint8_t> codes_;
   std::vector<float> scale_, offset_;
 };
@@ -76,9 +104,15 @@ double error_of(const RandomWeights& w, const std::vector<float>& in, const std:
   return worst;
 }
 
-void measure(Backend& backend, const BenchOptions& o, const std::string& name, int n_in, int n_out,
-             int copies, BenchReport& report) {
-  const RandomWeights weights(n_in, n_out);
+struct Matrix {
+  const char* name;
+  int n_in, n_out, copies;
+};
+
+void measure(Backend& backend, const BenchOptions& o, const Matrix& m, const std::string& type,
+             BenchReport& report) {
+  const auto& [name, n_in, n_out, copies] = m;
+  const RandomWeights weights(n_in, n_out, type);
   std::vector<std::unique_ptr<Linear>> linears;
   for (int i = 0; i < copies; i++) linears.push_back(backend.make_linear(weights.source()));
   for (const int n_rows : {1, 8, 32, 512}) {
@@ -97,12 +131,14 @@ void measure(Backend& backend, const BenchOptions& o, const std::string& name, i
         .name = fmt::format("{}: {} to {}, {} row{}{}", name, n_in, n_out, n_rows, n_rows == 1 ? "" : "s",
                             turns > 1 ? fmt::format(", {} times", turns) : "")};
     row.error = error_of(weights, host, out.download(), n_rows, n_in, n_out);
-    row.check = "against f64";
+    row.check = fmt::format("against f64, {}", backend.multiplies_codes() && weights.coded()
+                                                   ? weights.name() + " from its codes"
+                                                   : backend.linear_precision());
     row.times = time_on(backend, o.repeats, run);
     row.bytes = static_cast<double>(linears.front()->bytes()) * turns;
-    // Exact weights of 4 bits: two byte products for each.
+    // Exact weights in codes: two byte products for each.
     const double products = 2.0 * n_rows * n_in * n_out * turns;
-    if (backend.multiplies_codes())
+    if (backend.multiplies_codes() && weights.coded())
       row.operations.int8 = 2 * products;
     else if (backend.linear_precision() == "bf16")
       row.operations.bf16 = products;
@@ -119,10 +155,12 @@ void bench_linear(const BenchOptions& o, BenchReport& report) {
   const BenchShape s = bench_shapes(o).front();
   const int d = s.kv.head_dim, q = s.kv.n_heads * d, kv = s.kv.n_kv_heads * d;
   const int layers = has_clock(*backend) ? 1 : s.kv.n_layers;  // with a clock caches are cold anyway
-  measure(*backend, o, "q, k, v", s.hidden, q + 2 * kv, layers, report);
-  measure(*backend, o, "gate, up", s.hidden, 2 * s.intermediate, layers, report);
-  measure(*backend, o, "down", s.intermediate, s.hidden, layers, report);
-  measure(*backend, o, "logits", s.hidden, s.vocab, 1, report);
+  const std::string type = o.model.model.empty() ? "Q4_1" : most_common_type(*open_model_file(o.model.model));
+  for (const Matrix& m :
+       {Matrix{"q, k, v", s.hidden, q + 2 * kv, layers},
+        Matrix{"gate, up", s.hidden, 2 * s.intermediate, layers},
+        Matrix{"down", s.intermediate, s.hidden, layers}, Matrix{"logits", s.hidden, s.vocab, 1}})
+    measure(*backend, o, m, type, report);
 }
 
 }  // namespace kv2::app

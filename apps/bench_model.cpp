@@ -36,16 +36,12 @@ int most_sequences(const BenchOptions& o) {
 class ModelBench {
  public:
   ModelBench(const BenchOptions& o, Model& model, const CacheSpec& spec, const Calibration* calibration)
-      : o_(o), depths_(depths_of(o)), model_(model), spec_(spec) {
+      : o_(o), depths_(depths_of(o)), model_(model), spec_(spec), compared_(std::min(8, o.prompt)) {
     const int64_t deepest = depths_.back();
     const int n_sequences = 2 + (o.wants("batch") || o.wants("profile") ? most_sequences(o) : 0);
     const int64_t room = std::max({o.prompt, (o.repeats + 1) * o.steps, kPageTokens}) + kPageTokens;
     context_ = std::min<int64_t>(model.config().context, deepest + room);
-    for (int64_t d : depths_)
-      if (d < 0 || d + o.prompt > context_)
-        throw_error(ErrorCode::BadArgument,
-                    "--depth {} and a prompt of {} do not fit into the {} positions of this model", d,
-                    o.prompt, model.config().context);
+    require_room(model.config().context);
     cache_ = std::make_unique<KvCache>(
         model.backend(), spec, model.config().kv_shape(),
         CacheCapacity{.context_tokens = context_, .n_sequences = n_sequences, .chunk_tokens = o.prompt},
@@ -57,7 +53,7 @@ class ModelBench {
   void run(BenchReport& report) {
     for (const int64_t depth : depths_) {
       grow(depth);
-      const double divergence = depth + 9 <= context_ ? compare(depth) : -1;
+      const double divergence = depth + compared_ + 1 <= context_ && compared_ > 0 ? compare() : -1;
       if (o_.wants("prefill")) report.add(prefill(depth));
       if (o_.wants("decode")) report.add(decode(depth, 1, "decode", divergence));
       if (o_.wants("batch"))
@@ -155,17 +151,32 @@ class ModelBench {
     }
   }
 
-  /// Largest KL divergence of the next 8 positions, prefill against single steps.
-  double compare(int64_t) {
-    constexpr int kTokens = 8;
+  void require_room(int64_t positions) const {
+    for (const int64_t d : depths_) {
+      if (o_.wants("prefill") && d + o_.prompt > positions)
+        throw_error(ErrorCode::BadArgument,
+                    "--depth {} and a prompt of {} do not fit into the {} positions of this model; give a "
+                    "smaller --depth or --prompt",
+                    d, o_.prompt, positions);
+      const int64_t steps = o_.wants("profile") ? kPageTokens + 1 : int64_t{o_.repeats + 1} * o_.steps;
+      if ((o_.wants("decode") || o_.wants("batch") || o_.wants("profile")) && d + steps > positions)
+        throw_error(ErrorCode::BadArgument,
+                    "--depth {} and {} measured steps do not fit into the {} positions of this model; give a "
+                    "smaller --depth, --steps or --repeat",
+                    d, steps, positions);
+    }
+  }
+
+  /// Largest KL divergence of the next positions, prefill against single steps.
+  double compare() {
     const size_t vocab = static_cast<size_t>(model_.config().vocab);
     const SequenceId a = fork();
-    step({a}, kTokens, Logits::All);
+    step({a}, compared_, Logits::All);
     const std::vector<float> whole = logits_;
     cache_->close(a);
     const SequenceId b = fork();
     double largest = 0;
-    for (int i = 0; i < kTokens; i++) {
+    for (int i = 0; i < compared_; i++) {
       step({b}, 1, Logits::All);
       largest = std::max(largest, divergence(whole.data() + i * vocab, logits_.data(), vocab));
     }
@@ -235,6 +246,7 @@ class ModelBench {
   std::vector<int64_t> depths_;
   Model& model_;
   CacheSpec spec_;
+  const int compared_;  // positions
   int64_t context_ = 0;
   std::unique_ptr<KvCache> cache_;
   std::unique_ptr<RandomPages> pages_;  // where a depth is not reached by a prompt

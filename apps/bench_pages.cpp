@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/memory.h"
 #include "cache/cache_plan.h"
 #include "ops/device_extras.h"
 #include "ops/reference/reference.h"
@@ -35,6 +36,7 @@ BenchPages::BenchPages(Backend& backend, const KvShape& shape, const CacheSpec& 
   rule_ = {spec.sink_pages(), spec.recent_pages(), layout_.packs()};
   const int64_t in_last = size.n_tokens - int64_t{n_pages() - 1} * kPageTokens;
   world_ = make_world(shape, layout_, rule_, int64_t{n_made() - 1} * kPageTokens + in_last);
+  require_room();
   choose_slots();
   full_.emplace(backend, std::max<size_t>(64, n_full_ * layout_.full_page_bytes()));
   packed_.emplace(backend, std::max<size_t>(64, n_packed_ * layout_.packed_page_bytes()));
@@ -50,13 +52,27 @@ BenchPages::BenchPages(Backend& backend, const KvShape& shape, const CacheSpec& 
                       .packed_pages = packed_table_->data() + size_t(s) * n_pages()});
 }
 
+/// Before anything large is made: pages, tables, queries and results.
+void BenchPages::require_room() const {
+  size_t bytes = 0;
+  for (int p = 0; p < n_pages(); p++)
+    bytes += (reads_full(p) ? layout_.full_page_bytes() : 0) +
+             (reads_packed(p) ? layout_.packed_page_bytes() : 0) + 2 * sizeof(int32_t);
+  bytes += sizeof(float) * 3 * layout_.shape.n_heads * layout_.shape.head_dim * size_.n_rows;
+  const double needed = static_cast<double>(bytes) * size_.n_sequences;
+  const size_t free = free_memory(backend_);
+  if (needed > static_cast<double>(free))
+    throw_error(ErrorCode::OutOfMemory,
+                "{} sequence(s) of {} tokens need {:.1f} GiB, {} are free; give a smaller --depth or --batch",
+                size_.n_sequences, size_.n_tokens, needed / (1 << 30), format_bytes(free));
+}
+
 /// Slots in random order; a form that no row reads has none.
 void BenchPages::choose_slots() {
-  const int first = static_cast<int>((size_.n_tokens - size_.n_rows) / kPageTokens), last = n_pages() - 1;
   for (int s = 0; s < size_.n_sequences; s++)
-    for (int p = 0; p <= last; p++) {
-      full_slots_.push_back(rule_.packed(std::max(first, p), p) ? -1 : static_cast<int32_t>(n_full_++));
-      packed_slots_.push_back(rule_.packed(last, p) ? static_cast<int32_t>(n_packed_++) : -1);
+    for (int p = 0; p < n_pages(); p++) {
+      full_slots_.push_back(reads_full(p) ? static_cast<int32_t>(n_full_++) : -1);
+      packed_slots_.push_back(reads_packed(p) ? static_cast<int32_t>(n_packed_++) : -1);
     }
   cases::Random random(5);
   for (const auto& [slots, n] : {std::pair{&full_slots_, n_full_}, {&packed_slots_, n_packed_}}) {

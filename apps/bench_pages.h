@@ -4,6 +4,7 @@
 // as in a model, while what attention must give can be computed from the few.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -42,6 +43,13 @@ class BenchPages {
   int source(int sequence, int page) const {
     return page == n_pages() - 1 ? n_made() - 1 : (page + 7 * sequence) % (n_made() - 1);
   }
+  /// Whether some row of a chunk reads a page in that form.
+  bool reads_full(int page) const {
+    const int first = static_cast<int>((size_.n_tokens - size_.n_rows) / kPageTokens);
+    return !rule_.packed(std::max(first, page), page);
+  }
+  bool reads_packed(int page) const { return rule_.packed(n_pages() - 1, page); }
+  void require_room() const;
   void choose_slots();
   void fill_full();
   void fill_packed();

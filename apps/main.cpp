@@ -63,7 +63,8 @@ int main(int argc, char** argv) {
   try {
     require_known_command(program, argc, argv);
     program.parse(argc, argv);
-    if (std::fflush(stdout) != 0) throw kv2::Error(kv2::ErrorCode::Io, "cannot write to stdout");
+    if (std::fflush(stdout) != 0 || std::ferror(stdout))
+      throw kv2::Error(kv2::ErrorCode::Io, "cannot write to stdout");
     return 0;
   } catch (const CLI::Success& e) {  // --help, --version
     const int code = program.exit(e);

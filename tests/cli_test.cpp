@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -554,6 +555,27 @@ TEST_F(Cli, AttendNormsAndReport) {
   expect_refused(run("-q eval norms " + model("qwen3") + " --tokens " + tokens(9)), 2, {"32", "9"});
 }
 
+TEST_F(Cli, BenchOfASmallModel) {
+  const Result r = run("bench linear decode prefill batch " + model("qwen3") +
+                       " --depth 0,70 --prompt 5 --steps 1 --repeat 1 --batch 3 --kv bf16,quarot2 --json");
+  ASSERT_EQ(r.code, 0) << r.err;
+  std::stringstream lines(r.out);
+  std::map<std::string, int> n;
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json row = nlohmann::json::parse(line);
+    n[row["part"]]++;
+    if (row["part"] == "linear") {
+      EXPECT_LT(row["error"], 1e-2) << line;
+    }
+    if (row["part"] == "decode") {
+      EXPECT_EQ(row["error"], 0) << "a prompt's bits are those of steps: " << line;
+    }
+  }
+  EXPECT_GE(n["linear"], 12);
+  for (const char* part : {"decode", "prefill", "batch"}) EXPECT_EQ(n[part], 4) << part;
+  EXPECT_EQ(run("bench attend --depth 64 --repeat 1 >/dev/full").code, 1) << "what was lost is said";
+}
+
 // Times are not judged; that every part compares with its specification before it times is.
 TEST_F(Cli, BenchOfKernelsComparesAndPrintsOneObjectPerRow) {
   const Result r = run("bench attend demote " + model("qwen3") +
@@ -577,13 +599,22 @@ TEST_F(Cli, BenchOfKernelsComparesAndPrintsOneObjectPerRow) {
 }
 
 TEST_F(Cli, BenchRefusesBadInputBeforeItMeasures) {
-  expect_refused(run("bench nosuchpart"), 1, {"nosuchpart"});  // then it is a model
+  expect_refused(run("bench nosuchpart"), 2, {"nosuchpart", "attend"});
+  expect_refused(run("bench no/such.gguf"), 1, {"no/such.gguf"});
+  expect_refused(run("bench nosuchpart " + model("qwen3")), 2, {"nosuchpart", "attend"});
+  expect_refused(run("bench limits --kv kivi2"), 2, {"--kv", "attend"});
+  expect_refused(run("bench linear demote --depth 500"), 2, {"--depth", "linear, demote"});
+  expect_refused(run("bench attend --depth 0"), 2, {"--depth"});
+  expect_refused(run("bench attend --depth 67108864 --batch 4096"), 1, {"67108864", "free", "--batch"});
+  expect_refused(run("bench decode " + model("qwen3") + " --depth 500"), 2, {"--steps", "512 positions"});
+  expect_refused(run("bench prefill " + model("qwen3") + " --depth 1"), 2, {"--prompt", "512 positions"});
   expect_refused(run("bench attend decode"), 2, {"decode", "MODEL"});
   expect_refused(run("bench attend " + model("qwen3") + " another"), 2, {"another", "attend"});
   expect_refused(run("bench attend --batch 0"), 2, {"--batch"});
   expect_refused(run("bench attend --rows 0"), 2, {"--rows"});
   expect_refused(run("bench attend --depth -1"), 2, {"--depth"});
   expect_refused(run("bench limits --pin --threads 1000"), 2, {"--pin", "1000"});
+  expect_refused(run("bench attend --pin --device reference"), 2, {"pinned", "reference"});
 }
 
 TEST_F(Cli, TunePrintsACommandThatRuns) {

@@ -55,6 +55,9 @@ std::unique_ptr<Backend> open_device(const DeviceOptions& options) {
     throw_error(ErrorCode::BadArgument,
                 "huge pages can be turned off on the device cpu alone, device '{}' has none of kv2's",
                 options.device);
+  if (options.pin)
+    throw_error(ErrorCode::BadArgument, "threads are pinned on the device cpu alone, device '{}' has none",
+                options.device);
   if (options.device == "reference") return make_reference_backend(options.linear_precision);
   if (options.device.starts_with("cuda")) return open_cuda(options);
   throw_error(ErrorCode::Unsupported, "device '{}' is not in this build; it has {}", options.device,
