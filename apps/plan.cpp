@@ -2,6 +2,8 @@
 // kv2 plan MODEL: the memory a run will take, from the same arithmetic that allocates it. Loads no weights.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "apps/options.h"
@@ -23,6 +25,12 @@ struct Options {
   bool json = false;
 };
 
+/// Of all sequences' tokens, as all-in bits count them; the rest of a plan is the bf16 pages of a chunk, and
+/// the method's matrices and tables.
+size_t token_bytes(const CachePlan& p) {
+  return std::min(p.total_bytes(), p.bytes_for(p.capacity.context_tokens) * p.capacity.n_sequences);
+}
+
 nlohmann::ordered_json row(const CacheSpec& spec, const CachePlan& p, const ModelPlan& m) {
   const int64_t n = p.capacity.context_tokens;
   return {{"method", spec.method_text()},
@@ -33,7 +41,8 @@ nlohmann::ordered_json row(const CacheSpec& spec, const CachePlan& p, const Mode
           {"parallel", p.capacity.n_sequences},
           {"history_bits", p.layout.history_bits()},
           {"all_in_bits", p.all_in_bits(n)},
-          {"kv_bytes", p.total_bytes()},
+          {"kv_bytes", token_bytes(p)},
+          {"chunk_bytes", p.total_bytes() - token_bytes(p)},
           {"full_pages", p.n_full_pages},
           {"packed_pages", p.n_packed_pages},
           {"weight_bytes", m.weight_bytes},
@@ -61,10 +70,10 @@ void run(const Options& o) {
     fmt::print("{} ({}): {} layers, {} query and {} KV heads of {}, trained for {} tokens\n", config.name,
                name_of(config.architecture), config.n_layers, config.n_heads, config.n_kv_heads,
                config.head_dim, config.context);
-    fmt::print("{} sequences of {} tokens, chunks of {}; {} of memory are free\n\n", o.parallel, ctx, o.chunk,
-               format_bytes(room));
-    fmt::print("{:<28} {:>9} {:>9} {:>11} {:>11} {:>11} {:>11} {:>14}\n", "method", "history", "all-in", "kv",
-               "weights", "scratch", "total", "fits up to");
+    fmt::print("{} sequence{} of {} tokens, chunks of {}; {} of memory are free\n\n", o.parallel,
+               o.parallel == 1 ? "" : "s", ctx, o.chunk, format_bytes(room));
+    fmt::print("{:<28} {:>9} {:>9} {:>11} {:>11} {:>11} {:>11} {:>11} {:>14}\n", "method", "history",
+               "all-in", "kv", "kv's chunk", "weights", "scratch", "total", "fits up to");
   }
   for (const CacheSpec& spec : specs) {
     const CacheCapacity capacity{.context_tokens = ctx, .n_sequences = o.parallel, .chunk_tokens = o.chunk};
@@ -76,10 +85,11 @@ void run(const Options& o) {
       fmt::print("{}\n", row(spec, p, model_plan).dump());
       continue;
     }
-    fmt::print("{:<28} {:>9.3f} {:>9.3f} {:>11} {:>11} {:>11} {:>11} {:>14}\n", spec.method_text(),
-               p.layout.history_bits(), p.all_in_bits(ctx), format_bytes(p.total_bytes()),
-               format_bytes(model_plan.weight_bytes), format_bytes(model_plan.scratch_bytes),
-               format_bytes(p.total_bytes() + fixed), fmt::format("{} tokens", fits));
+    fmt::print("{:<28} {:>9.3f} {:>9.3f} {:>11} {:>11} {:>11} {:>11} {:>11} {:>14}\n", spec.method_text(),
+               p.layout.history_bits(), p.all_in_bits(ctx), format_bytes(token_bytes(p)),
+               format_bytes(p.total_bytes() - token_bytes(p)), format_bytes(model_plan.weight_bytes),
+               format_bytes(model_plan.scratch_bytes), format_bytes(p.total_bytes() + fixed),
+               fmt::format("{} tokens", fits));
   }
 }
 
