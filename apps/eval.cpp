@@ -10,6 +10,7 @@
 #include "apps/command_line.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "base/without_repeats.h"
 #include "calibrate/text_hash.h"
 #include "eval/schedule.h"
 
@@ -38,7 +39,7 @@ void EvalOptions::add_schedule_to(CLI::App& app) {
 }
 
 std::vector<CacheSpec> EvalOptions::parsed(const std::vector<std::string>& texts) const {
-  std::vector<CacheSpec> specs = cache.specs(texts);
+  std::vector<CacheSpec> specs = without_repeats(cache.specs(texts));
   if (schedule.empty()) return specs;
   for (const CLI::Option* option : by_hand_)
     if (option->count() > 0)

@@ -343,6 +343,9 @@ TEST_F(Cli, EvalAndPlanPrintOneJsonObjectPerMethod) {
   EXPECT_EQ(rows[0]["kl_mean"], 0.0);
   EXPECT_EQ(rows[0]["top1"], 1.0);
   EXPECT_GT(rows[1]["kl_mean"], 0.0);
+  const Result twice = run("-q eval kld " + model("qwen3") +
+                           " --kv naive2,bf16,naive2:bits=2 --json --sink 0 --recent 0 --tokens " + tokens(300));
+  EXPECT_EQ(std::count(twice.out.begin(), twice.out.end(), '\n'), 2) << "a method named twice is judged once";
   const Result plan = run("plan " + model("qwen3") + " --kv bf16,quarot2 --ctx 512 --json");
   ASSERT_EQ(plan.code, 0) << plan.err;
   EXPECT_EQ(std::count(plan.out.begin(), plan.out.end(), '\n'), 2);

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/without_repeats.h"
 
 namespace kv2 {
 namespace {
@@ -91,7 +92,7 @@ std::vector<NeedleSet> make_needles(const HaystackWriter& writer, const NeedlePl
   if (plan.samples < 1)
     throw_error(ErrorCode::BadArgument, "{} samples: one is needed at least", plan.samples);
   std::vector<NeedleSet> out;
-  for (const int64_t length : plan.lengths) out.push_back(make_set(writer, plan, length));
+  for (const int64_t length : without_repeats(plan.lengths)) out.push_back(make_set(writer, plan, length));
   return out;
 }
 

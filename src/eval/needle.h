@@ -30,7 +30,7 @@ struct NeedleSet : HaystackSet {
   std::vector<double> depths;                 // share of the filling text before the needle
   std::vector<std::vector<size_t>> depth_of;  // [haystack][question], index into depths
 };
-/// Errors: BadArgument for other tasks; those of HaystackWriter::make.
+/// One set per length, also where it is named twice. Errors: BadArgument for other tasks; those of HaystackWriter::make.
 std::vector<NeedleSet> make_needles(const HaystackWriter& writer, const NeedlePlan& plan);
 
 /// One cell of a method's map.

@@ -261,6 +261,24 @@ TEST(Needle, FillsEveryCellOfTheMap) {
   EXPECT_NE(to_table(past).find("600*"), std::string::npos);
 }
 
+// A column and a row per length: what is named twice is read once.
+TEST(Retrieval, LengthsAndTasksNamedTwiceAreOne) {
+  const Tokenizer tokenizer = letters();
+  const HaystackWriter writer(tokenizer, WordList::built_in(), {});
+  const RetrievalTask task = RetrievalTask::parse("single");
+  std::vector<int64_t> lengths;
+  for (const NeedleSet& set :
+       make_needles(writer, {.task = task, .lengths = {600, 700, 600}, .n_depths = 2, .answer_tokens = 4}))
+    lengths.push_back(set.length);
+  EXPECT_EQ(lengths, (std::vector<int64_t>{600, 700}));
+  EXPECT_EQ(make_haystacks(writer, {.tasks = {task, task},
+                                    .lengths = {600, 600, 700},
+                                    .questions = 1,
+                                    .answer_tokens = 4})
+                .size(),
+            2u);
+}
+
 // A made length counts with the room of a free answer, also where question and answer end within the context.
 TEST(Retrieval, AMadeLengthPastTheContextIsMarked) {
   TinyModel model(64, 590);

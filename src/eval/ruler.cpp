@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "base/check.h"
+#include "base/without_repeats.h"
 
 namespace kv2 {
 namespace {
@@ -30,8 +31,8 @@ std::vector<HaystackSet> make_haystacks(const HaystackWriter& writer, const Rule
     throw_error(ErrorCode::BadArgument, "{} questions, {} of a haystack: both must be 1 at least",
                 plan.questions, plan.per_haystack);
   std::vector<HaystackSet> out;
-  for (const int64_t length : plan.lengths) {
-    for (const RetrievalTask& task : plan.tasks) {
+  for (const int64_t length : without_repeats(plan.lengths)) {
+    for (const RetrievalTask& task : without_repeats(plan.tasks)) {
       HaystackSet set{
           .task = task.text(), .length = length, .seed = plan.seed, .haystacks = {}, .made = true};
       for (int64_t left = plan.questions, index = 0; left > 0; index++) {

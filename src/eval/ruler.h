@@ -21,7 +21,8 @@ struct RulerPlan {
   int64_t answer_tokens = 128;
   uint64_t seed = 0;
 };
-/// Errors: those of HaystackWriter::make, naming the length.
+/// One set per length and task, also where one is named twice. Errors: those of HaystackWriter::make, naming
+/// the length.
 std::vector<HaystackSet> make_haystacks(const HaystackWriter& writer, const RulerPlan& plan);
 
 /// One method on one set.
