@@ -17,8 +17,7 @@ struct Options {
 void run(const Options& o) {
   o.flags.eval.check();
   NeedlePlan plan = o.plan;
-  plan.task = o.flags.parsed_task("needle");
-  require_depth_task(plan.task);
+  plan.task = depth_task(o.flags.one_task("needle"), plan.n_depths);
   Session s = open_judge(o.flags.eval.model, o.flags.chunk);
   const std::vector<CacheSpec> specs = o.flags.eval.specs(*s.model);
   plan.lengths = o.flags.parsed_lengths(*s.model, specs);

@@ -52,12 +52,12 @@ std::vector<RetrievalTask> RetrievalFlags::parsed_tasks() const {
   return out;
 }
 
-RetrievalTask RetrievalFlags::parsed_task(const char* judge) const {
+std::string RetrievalFlags::one_task(const char* judge) const {
   const std::vector<std::string> texts = split_methods(tasks);
   if (texts.size() != 1 || texts[0].starts_with(kAllOfRuler))
     throw_error(ErrorCode::BadArgument, "eval {} judges one task, found '{}'; eval ruler takes several",
                 judge, fmt::join(texts, ","));
-  return RetrievalTask::parse(texts[0]);
+  return texts[0];
 }
 
 std::vector<int64_t> RetrievalFlags::parsed_lengths(Model& model, const std::vector<CacheSpec>& specs) const {

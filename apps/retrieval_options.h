@@ -31,8 +31,8 @@ struct RetrievalFlags {
   void add_to(CLI::App& app, TaskCount count);
   /// --task, with RULER's eight for "ruler".
   std::vector<RetrievalTask> parsed_tasks() const;
-  /// The --task of `judge`, which takes one.
-  RetrievalTask parsed_task(const char* judge) const;
+  /// The text of the --task of `judge`, which takes one.
+  std::string one_task(const char* judge) const;
   /// --length, or 4,096 (the model's context where that is shorter). Errors: BadArgument past the context
   /// without --beyond-context, OutOfMemory where one past it does not fit in memory twice for one of
   /// `specs` (a haystack and a question): said before any text is made.

@@ -343,8 +343,9 @@ TEST_F(Cli, EvalAndPlanPrintOneJsonObjectPerMethod) {
   EXPECT_EQ(rows[0]["kl_mean"], 0.0);
   EXPECT_EQ(rows[0]["top1"], 1.0);
   EXPECT_GT(rows[1]["kl_mean"], 0.0);
-  const Result twice = run("-q eval kld " + model("qwen3") +
-                           " --kv naive2,bf16,naive2:bits=2 --json --sink 0 --recent 0 --tokens " + tokens(300));
+  const Result twice =
+      run("-q eval kld " + model("qwen3") +
+          " --kv naive2,bf16,naive2:bits=2 --json --sink 0 --recent 0 --tokens " + tokens(300));
   EXPECT_EQ(std::count(twice.out.begin(), twice.out.end(), '\n'), 2) << "a method named twice is judged once";
   const Result plan = run("plan " + model("qwen3") + " --kv bf16,quarot2 --ctx 512 --json");
   ASSERT_EQ(plan.code, 0) << plan.err;
@@ -482,6 +483,10 @@ TEST_F(Cli, RetrievalJudgesRefuseBadInput) {
   expect_refused(run("eval needle " + model("qwen3") + " --task ruler"), 2, {"one task", "'ruler'"});
   expect_refused(run("eval needle " + model("qwen3") + " --task multi-query"), 2, {"single or multi-key"});
   expect_refused(run("eval needle " + model("qwen3") + " --task single,single"), 2, {"one task"});
+  const std::string map = "eval needle " + model("qwen3") + " --depths 2 --task multi-key:n-keys=";
+  for (const std::string n : {"100", "4", "1"})
+    expect_refused(run(map + n), 2, {"n-keys=" + n, "here 2", "--depths " + n});
+  expect_refused(run(map + "2"), 1, {"tokenizer"});
 }
 
 TEST_F(Cli, GenerateComparesTextsWithBf16) {

@@ -37,18 +37,18 @@ std::vector<size_t> depths_in_order(const Haystack& h) {
 }
 
 NeedleSet make_set(const HaystackWriter& writer, const NeedlePlan& plan, int64_t length) {
-  NeedleSet out{
-      {.task = plan.task.text(), .length = length, .seed = plan.seed, .haystacks = {}, .made = true},
-      depths_of(plan.n_depths),
-      {}};
-  HaystackRequest request{.task = plan.task,
+  RetrievalTask task = plan.task;
+  if (shared(task)) task.n_keys = plan.n_depths;
+  NeedleSet out{{.task = task.text(), .length = length, .seed = plan.seed, .haystacks = {}, .made = true},
+                depths_of(plan.n_depths),
+                {}};
+  HaystackRequest request{.task = task,
                           .length = length,
                           .answer_tokens = plan.answer_tokens,
                           .max_questions = plan.n_depths,
                           .depths = {}};
   for (int sample = 0; sample < plan.samples; sample++) {
     if (shared(plan.task)) {
-      request.task.n_keys = plan.n_depths;
       request.depths = out.depths;
       out.haystacks.push_back(writer.make(request, plan.seed, sample));
       out.depth_of.push_back(depths_in_order(out.haystacks.back()));
@@ -77,9 +77,7 @@ std::vector<NeedleCell> judge(RetrievalRunner& runner, const NeedleSet& set, Pro
   return cells;
 }
 
-}  // namespace
-
-void require_depth_task(const RetrievalTask& task) {
+void require_shape_of_map(const RetrievalTask& task) {
   const bool shape = task.shape == TaskShape::Single || task.shape == TaskShape::MultiKey;
   if (!shape || task.haystack == HaystackKind::Needles)
     throw_error(ErrorCode::BadArgument,
@@ -87,8 +85,21 @@ void require_depth_task(const RetrievalTask& task) {
                 task.text());
 }
 
+}  // namespace
+
+RetrievalTask depth_task(std::string_view text, int n_depths) {
+  const RetrievalTask task = RetrievalTask::parse(text);
+  require_shape_of_map(task);
+  if (shared(task) && text.find("n-keys=") != text.npos && task.n_keys != n_depths)
+    throw_error(ErrorCode::BadArgument,
+                "task '{}': a map of depths has a key for each depth, here {}; leave n-keys out, or give "
+                "--depths {}",
+                text, n_depths, task.n_keys);
+  return task;
+}
+
 std::vector<NeedleSet> make_needles(const HaystackWriter& writer, const NeedlePlan& plan) {
-  require_depth_task(plan.task);
+  require_shape_of_map(plan.task);
   if (plan.samples < 1)
     throw_error(ErrorCode::BadArgument, "{} samples: one is needed at least", plan.samples);
   std::vector<NeedleSet> out;

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "eval/retrieval.h"
@@ -21,16 +22,18 @@ struct NeedlePlan {
   uint64_t seed = 0;
 };
 
-/// Throws BadArgument unless a map of depths can be made of the task: single or multi-key, in noise or an
-/// essay.
-void require_depth_task(const RetrievalTask& task);
+/// The task of a text for a map of this many depths. Errors: those of parse; BadArgument unless a map can be
+/// made of it (single or multi-key, in noise or an essay), and for an n-keys that is not the number of
+/// depths.
+RetrievalTask depth_task(std::string_view text, int n_depths);
 
 /// The haystacks of one length, and what depth each question is about.
 struct NeedleSet : HaystackSet {
   std::vector<double> depths;                 // share of the filling text before the needle
   std::vector<std::vector<size_t>> depth_of;  // [haystack][question], index into depths
 };
-/// One set per length, also where it is named twice. Errors: BadArgument for other tasks; those of HaystackWriter::make.
+/// One set per length, also where it is named twice. Errors: BadArgument for other tasks; those of
+/// HaystackWriter::make.
 std::vector<NeedleSet> make_needles(const HaystackWriter& writer, const NeedlePlan& plan);
 
 /// One cell of a method's map.

@@ -271,12 +271,26 @@ TEST(Retrieval, LengthsAndTasksNamedTwiceAreOne) {
        make_needles(writer, {.task = task, .lengths = {600, 700, 600}, .n_depths = 2, .answer_tokens = 4}))
     lengths.push_back(set.length);
   EXPECT_EQ(lengths, (std::vector<int64_t>{600, 700}));
-  EXPECT_EQ(make_haystacks(writer, {.tasks = {task, task},
-                                    .lengths = {600, 600, 700},
-                                    .questions = 1,
-                                    .answer_tokens = 4})
-                .size(),
-            2u);
+  EXPECT_EQ(
+      make_haystacks(writer,
+                     {.tasks = {task, task}, .lengths = {600, 600, 700}, .questions = 1, .answer_tokens = 4})
+          .size(),
+      2u);
+}
+
+// The name says how many keys there are, and a name that says another number is refused.
+TEST(Needle, AMapHasAKeyForEachDepth) {
+  const Tokenizer tokenizer = letters();
+  const HaystackWriter writer(tokenizer, WordList::built_in(), {});
+  for (const char* text : {"multi-key", "multi-key:n-keys=3"}) {
+    const auto sets = make_needles(
+        writer, {.task = depth_task(text, 3), .lengths = {1200}, .n_depths = 3, .answer_tokens = 4});
+    EXPECT_EQ(sets[0].task, "multi-key:n-keys=3");
+    EXPECT_EQ(sets[0].haystacks[0].n_needles, 3);
+  }
+  EXPECT_EQ(depth_task("single", 3).n_keys, 1);
+  for (const char* text : {"multi-key:n-keys=1", "multi-key:n-keys=4", "multi-query", "single:n-keys=2"})
+    EXPECT_THROW(depth_task(text, 3), Error) << text;
 }
 
 // A made length counts with the room of a free answer, also where question and answer end within the context.
