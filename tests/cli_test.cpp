@@ -398,10 +398,14 @@ TEST_F(Cli, SchedulesOfPapersByName) {
 }
 
 TEST_F(Cli, RulerReadsHaystacksOfAFile) {
-  write("h.json", R"({"sets": [{"task": "mine", "haystacks": [{"ids": [3, 5, 7, 9, 11, 13], "questions": [
-      {"question": [4, 6], "answer": [8, 10]}, {"question": [2], "answer": [1]}]}]}]})");
-  const std::string ruler = "-q eval ruler " + model("qwen3") + " --score exact --json --haystacks ";
-  const Result r = run(ruler + path("h.json") + " --kv bf16,naive2:group=16");
+  nlohmann::json haystack = {
+      {"ids", nlohmann::json::array()},
+      {"questions", {{{"question", {4, 6}}, {"answer", {8, 10}}}, {{"question", {2}}, {"answer", {1}}}}}};
+  for (int i = 0; i < 100; i++) haystack["ids"].push_back(i * 37 % 200);
+  write("h.json", nlohmann::json{{"sets", {{{"task", "mine"}, {"haystacks", {haystack}}}}}}.dump());
+  const std::string ruler =
+      "-q eval ruler " + model("qwen3") + " --score exact --json --recent 0 --haystacks ";
+  const Result r = run(ruler + path("h.json") + " --kv bf16,naive2:group=16 --sink 0");
   ASSERT_EQ(r.code, 0) << r.err;
   EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 2);
   const auto row = nlohmann::json::parse(r.out.substr(0, r.out.find('\n')));
@@ -411,12 +415,15 @@ TEST_F(Cli, RulerReadsHaystacksOfAFile) {
   EXPECT_EQ(row["haystacks"], 1);
   EXPECT_TRUE(row.contains("exact"));
   EXPECT_FALSE(row.contains("substring"));
-  EXPECT_EQ(row["run"]["text_tokens"], 12) << "haystack, questions and answers";
-  EXPECT_EQ(run(ruler + path("h.json") + " --kv bf16,naive2:group=16").out, r.out)
+  EXPECT_EQ(row["run"]["text_tokens"], 106) << "haystack, questions and answers";
+  EXPECT_EQ(run(ruler + path("h.json") + " --kv bf16,naive2:group=16 --sink 0").out, r.out)
       << "twice the same numbers";
+  expect_refused(run(ruler + path("h.json") + " --kv bf16,naive2:group=16"), 2,
+                 {"mine", "naive2", "position 128", "104 tokens", "130 or more", "--sink"});
+  EXPECT_EQ(run(ruler + path("h.json") + " --kv bf16").code, 0) << "nothing in codes";
   write("bad.json", R"({"sets": [{"task": "mine", "haystacks": [{"ids": [99999], "questions": [
       {"question": [4], "answer": [8]}]}]}]})");
-  expect_refused(run(ruler + path("bad.json")), 2, {"99999", "vocabulary"});
+  expect_refused(run(ruler + path("bad.json") + " --kv bf16"), 2, {"99999", "vocabulary"});
   write("bad.json", "{}");
   expect_refused(run(ruler + path("bad.json")), 1, {"bad.json", "sets"});
   expect_refused(run(ruler + path("absent.json")), 1, {"absent.json"});
@@ -509,7 +516,10 @@ TEST_F(Cli, GenerateComparesTextsWithBf16) {
   saved << std::ifstream(path("t.jsonl")).rdbuf();
   EXPECT_EQ(nlohmann::json::parse(saved.str().substr(0, saved.str().find('\n')))["tokens"].size(), 90u);
   EXPECT_EQ(run(start + "--prompts " + path("p.json") + end).out, r.out);
-  EXPECT_EQ(run(start + "--tokens " + tokens(400) + " --pieces 2 --prompt-tokens 20 --max-tokens 5").code, 0);
+  const std::string pieces =
+      start + "--tokens " + tokens(400) + " --pieces 2 --max-tokens 5 --prompt-tokens ";
+  EXPECT_EQ(run(pieces + "390").code, 0);
+  expect_refused(run(pieces + "20"), 2, {"naive2", "position 384", "has 20", "366 or more", "--max-tokens"});
   write("empty.txt", "\n \n");
   expect_refused(run(start + "--prompts " + path("empty.txt")), 2, {"empty.txt", "no prompt"});
   write("words.txt", "Once upon a time\n");

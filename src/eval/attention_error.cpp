@@ -11,6 +11,7 @@
 #include "calibrate/sequence_walk.h"
 #include "calibrate/value_metric.h"
 #include "eval/head_attention.h"
+#include "eval/history.h"
 #include "eval/stored_rows.h"
 
 namespace kv2 {
@@ -216,7 +217,7 @@ int64_t check(const Model& model, std::span<const int32_t> text, const std::vect
     if (s.prefill == PrefillPolicy::Exact)
       throw_error(ErrorCode::BadArgument,
                   "attention errors are measured under the rule of visibility; ask with --prefill windowed");
-    first = std::max(first, Visibility{s.sink_pages(), s.recent_pages(), true}.first_position_with_history());
+    first = std::max(first, first_position_with_history(s));
   }
   if (static_cast<int64_t>(text.size()) < first + kPageTokens)
     throw_error(ErrorCode::BadArgument,

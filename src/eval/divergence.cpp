@@ -10,6 +10,7 @@
 #include "base/threads.h"
 #include "calibrate/sequence_walk.h"
 #include "eval/compare_logits.h"
+#include "eval/history.h"
 
 namespace kv2 {
 namespace {
@@ -227,9 +228,7 @@ void find_rivals(std::vector<DivergenceResult>& results) {
 int64_t first_common_position(const std::vector<CacheSpec>& specs) {
   int64_t first = 0;
   for (const CacheSpec& s : specs)
-    if (s.method.quantized())
-      first =
-          std::max(first, Visibility{s.sink_pages(), s.recent_pages(), true}.first_position_with_history());
+    if (s.method.quantized()) first = std::max(first, first_position_with_history(s));
   return first;
 }
 

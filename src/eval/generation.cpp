@@ -12,6 +12,7 @@
 #include "calibrate/sequence_walk.h"
 #include "engine/engine.h"
 #include "eval/batch_feed.h"
+#include "eval/history.h"
 #include "eval/loops.h"
 #include "eval/sign_test.h"
 
@@ -35,8 +36,25 @@ double median(std::vector<int64_t> values) {
                     : static_cast<double>(values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-int64_t check_prompts(const Model& model, const std::vector<std::vector<int32_t>>& prompts,
-                      const GenerationOptions& o) {
+/// No text would read a code: bf16 would be judged under the method's name.
+void require_history(int64_t longest_prompt, int64_t max_tokens, const CacheSpec& spec) {
+  if (!spec.method.quantized()) return;
+  // The last token asks nothing, and a prompt that is read in bf16 shows the first of the text.
+  const int64_t first = first_position_with_history(spec),
+                least = spec.prefill == PrefillPolicy::Exact
+                            ? std::max<int64_t>(2, first + 2 - longest_prompt)
+                            : first + 2 - longest_prompt;
+  if (max_tokens >= least) return;
+  throw_error(
+      ErrorCode::BadArgument,
+      "the history of {} begins at position {}, which no text reaches: the longest prompt has {} "
+      "token{}, so {} or more are needed behind it (--max-tokens, here {}), or longer prompts, or less "
+      "in bf16 (--sink, --recent)",
+      spec.method.name, first, longest_prompt, longest_prompt == 1 ? "" : "s", least, max_tokens);
+}
+
+int64_t check_prompts(const Model& model, const std::vector<CacheSpec>& specs,
+                      const std::vector<std::vector<int32_t>>& prompts, const GenerationOptions& o) {
   if (prompts.empty()) throw_error(ErrorCode::BadArgument, "no prompts: nothing to generate from");
   if (o.max_tokens < 1 || o.batch < 1 || o.chunk_tokens < 1)
     throw_error(ErrorCode::BadArgument,
@@ -53,6 +71,7 @@ int64_t check_prompts(const Model& model, const std::vector<std::vector<int32_t>
         "the longest prompt has {} tokens: {} more are past the model's context of {}; at most {} fit "
         "(--max-tokens)",
         longest, o.max_tokens, model.config().context, model.config().context - longest);
+  for (const CacheSpec& spec : specs) require_history(longest, o.max_tokens, spec);
   return longest + o.max_tokens;
 }
 
@@ -135,7 +154,7 @@ std::vector<GenerationRun> measure_generation(Model& model, const std::vector<Ca
                                               const std::vector<std::vector<int32_t>>& prompts,
                                               const GenerationOptions& options,
                                               const std::function<void(const GenerationRun&)>& on_run) {
-  const int64_t context = check_prompts(model, prompts, options);
+  const int64_t context = check_prompts(model, specs, prompts, options);
   int64_t n_runs = 1;
   for (const CacheSpec& spec : specs) n_runs += spec.method.quantized();
   Progress progress("generate", n_runs * static_cast<int64_t>(prompts.size()) * options.max_tokens);

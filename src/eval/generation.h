@@ -55,7 +55,8 @@ struct GenerationRun {
 
 /// bf16 runs first, whether it is asked for or not: everything is compared with it. on_run gets each asked
 /// method as soon as it is done. Errors: BadArgument (no prompts; an empty one; a prompt whose text would
-/// pass the model's context; a token out of the vocabulary), OutOfMemory with what would fit.
+/// pass the model's context; a token out of the vocabulary; texts too short to read a code of a method),
+/// OutOfMemory with what would fit.
 std::vector<GenerationRun> measure_generation(Model& model, const std::vector<CacheSpec>& specs,
                                               const Calibration* calibration,
                                               const std::vector<std::vector<int32_t>>& prompts,

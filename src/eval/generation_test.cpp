@@ -121,5 +121,31 @@ TEST(Generation, RefusesWhatItCannotDo) {
       Error);
 }
 
+// Up to 384 positions a method of default windows is bf16.
+TEST(Generation, RefusesTextsThatReadNoCode) {
+  TinyModel model(32);
+  std::vector<CacheSpec> specs = {CacheSpec::parse("bf16"), CacheSpec::parse("naive2")};
+  specs[1].sink_tokens = 64;
+  specs[1].recent_tokens = 0;  // history from 128 on
+  const auto with = [&](int n_prompt, int64_t max_tokens, PrefillPolicy prefill) -> std::string {
+    specs[1].prefill = prefill;
+    try {
+      measure_generation(*model, specs, nullptr, {random_tokens(n_prompt, 1), random_tokens(5, 2)},
+                         {.max_tokens = max_tokens, .ignore_eos = true}, {});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::BadArgument);
+      return e.what();
+    }
+    return "";
+  };
+  const std::string short_of = with(100, 29, PrefillPolicy::Windowed);
+  for (const char* part : {"naive2", "position 128", "has 100", "30 or more", "--max-tokens", "--sink"})
+    EXPECT_NE(short_of.find(part), std::string::npos) << part << " in: " << short_of;
+  EXPECT_EQ(with(100, 30, PrefillPolicy::Windowed), "");
+  EXPECT_EQ(with(200, 1, PrefillPolicy::Windowed), "");
+  EXPECT_NE(with(200, 1, PrefillPolicy::Exact).find("2 or more"), std::string::npos);
+  EXPECT_EQ(with(200, 2, PrefillPolicy::Exact), "");
+}
+
 }  // namespace
 }  // namespace kv2

@@ -114,6 +114,7 @@ std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpe
   int64_t total = 0;
   for (const NeedleSet& set : sets) {
     require_in_context(set.task, set.length, model.config(), options.past_context);
+    require_history(set, specs);
     total += set.n_tokens();
   }
   Progress progress("needle", total * static_cast<int64_t>(specs.size()));

@@ -42,7 +42,8 @@ struct NeedleCell : RetrievalScore {
 };
 
 /// Cells in order of lengths, methods, depths; each method's row of depths is given to on_row as soon as it
-/// is there. Errors: BadArgument past the model's context, those of RetrievalRunner.
+/// is there. Errors: BadArgument past the model's context, those
+/// of require_history and RetrievalRunner.
 std::vector<NeedleCell> measure_needles(Model& model, const std::vector<CacheSpec>& specs,
                                         const Calibration* calibration, const std::vector<NeedleSet>& sets,
                                         const RetrievalOptions& options, const Tokenizer* tokenizer,

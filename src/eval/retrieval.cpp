@@ -2,11 +2,13 @@
 #include "eval/retrieval.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "engine/sampler.h"
 #include "eval/batch_feed.h"
+#include "eval/history.h"
 #include "ops/arg_max.h"
 
 namespace kv2 {
@@ -41,6 +43,44 @@ void require_in_context(std::string_view what, int64_t tokens, const ModelConfig
                 "{}: {} tokens are past the {} positions this model was trained for; --beyond-context runs "
                 "them all the same",
                 what, tokens, config.context);
+}
+
+namespace {
+
+constexpr int64_t kNever = INT64_MAX;
+
+/// Tokens that a set's texts are short of for any of their queries to read a code; 0: none.
+int64_t short_of_history(const HaystackSet& set, const CacheSpec& spec) {
+  const int64_t first = first_position_with_history(spec);
+  int64_t least = kNever;
+  for (const Haystack& h : set.haystacks)
+    for (const RetrievalQuestion& q : h.questions) {
+      const auto prompt = static_cast<int64_t>(h.ids.size() + q.question.size());
+      const int64_t last = prompt + static_cast<int64_t>(q.answer.size()) - 2;  // the last token asks nothing
+      if (spec.prefill == PrefillPolicy::Exact && last < prompt) continue;      // only the prompt asks
+      least = std::min(least, std::max<int64_t>(0, first - last));
+    }
+  return least;
+}
+
+}  // namespace
+
+void require_history(const HaystackSet& set, const std::vector<CacheSpec>& specs) {
+  for (const CacheSpec& spec : specs) {
+    if (!spec.method.quantized()) continue;
+    const int64_t missing = short_of_history(set, spec);
+    if (missing == kNever)
+      throw_error(ErrorCode::BadArgument,
+                  "{}: answers of one token ask nothing behind a prompt that reads bf16, so {} would not be "
+                  "judged; ask with --prefill windowed",
+                  set.task, spec.method.name);
+    if (missing > 0)
+      throw_error(ErrorCode::BadArgument,
+                  "{}: in texts of {} tokens no query reads a code of {}, whose history begins at position "
+                  "{}: {} or more tokens are needed ({}), or less in bf16 (--sink, --recent)",
+                  set.task, set.true_length(), spec.method.name, first_position_with_history(spec),
+                  set.true_length() + missing, set.made ? "--length" : "in the haystacks' file");
+  }
 }
 
 RetrievalRunner::RetrievalRunner(Model& model, const CacheSpec& spec, const Calibration* calibration,

@@ -25,6 +25,10 @@ enum class PastContext : uint8_t { Refuse, Run };
 /// Throws BadArgument, beginning with `what`, for more tokens than the model's context unless they shall run.
 void require_in_context(std::string_view what, int64_t tokens, const ModelConfig& config, PastContext past);
 
+/// Throws BadArgument where no question of a set, nor its answer, reads a code of one of these methods: bf16
+/// would be judged under their names. Says how long the texts must be.
+void require_history(const HaystackSet& set, const std::vector<CacheSpec>& specs);
+
 struct RetrievalOptions {
   int chunk_tokens = 512;       // of the prefill
   int64_t answer_tokens = 128;  // most tokens of a free answer; 0: no free answers, no substring score

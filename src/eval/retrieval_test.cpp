@@ -293,6 +293,46 @@ TEST(Needle, AMapHasAKeyForEachDepth) {
     EXPECT_THROW(depth_task(text, 3), Error) << text;
 }
 
+// A judge of texts that end before the history begins would judge bf16.
+TEST(Retrieval, TextsThatReadNoCodeAreRefused) {
+  CacheSpec spec = spec_of("naive2", PrefillPolicy::Windowed);  // history from 128 on
+  const auto set = [](int n, int n_answer) {
+    return HaystackSet{.task = "mine",
+                       .length = 7,
+                       .seed = 0,
+                       .haystacks = {{.ids = random_tokens(n, 1),
+                                      .questions = {{random_tokens(5, 2), random_tokens(n_answer, 3), {}, 0}},
+                                      .n_needles = 0}}};
+  };
+  const auto refusal = [&](const HaystackSet& s) -> std::string {
+    try {
+      require_history(s, {CacheSpec::parse("bf16"), spec});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::BadArgument);
+      return e.what();
+    }
+    return "";
+  };
+  const std::string short_of = refusal(set(115, 9));
+  for (const char* part : {"mine", "naive2", "position 128", "129 tokens", "130 or more", "file", "--sink"})
+    EXPECT_NE(short_of.find(part), std::string::npos) << part << " in: " << short_of;
+  EXPECT_EQ(refusal(set(116, 9)), "") << "the last answer token but one is at 128";
+  spec.prefill = PrefillPolicy::Exact;
+  EXPECT_EQ(refusal(set(116, 9)), "");
+  EXPECT_NE(refusal(set(300, 1)).find("--prefill windowed"), std::string::npos);
+  EXPECT_EQ(refusal(set(300, 2)), "");
+  HaystackSet made = set(50, 9);
+  made.made = true;  // with room for an answer of 36 tokens more
+  made.length = 100;
+  spec.prefill = PrefillPolicy::Windowed;
+  EXPECT_NE(refusal(made).find("166 or more tokens are needed (--length)"), std::string::npos)
+      << refusal(made);
+  TinyModel model(64);
+  EXPECT_THROW(measure_ruler(*model, {spec}, nullptr, {made}, {.answer_tokens = 0}, nullptr, {}), Error);
+  NeedleSet map{made, {0.5}, {{0}}};
+  EXPECT_THROW(measure_needles(*model, {spec}, nullptr, {map}, {.answer_tokens = 0}, nullptr, {}), Error);
+}
+
 // A made length counts with the room of a free answer, also where question and answer end within the context.
 TEST(Retrieval, AMadeLengthPastTheContextIsMarked) {
   TinyModel model(64, 590);

@@ -60,6 +60,7 @@ std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec
     if (set.n_questions() == 0) throw_error(ErrorCode::BadArgument, "haystacks '{}' ask nothing", set.task);
     require_in_context(set.task + " with question and answer", set.true_length(), model.config(),
                        options.past_context);
+    require_history(set, specs);
     total += set.n_tokens();
   }
   Progress progress("ruler", total * static_cast<int64_t>(specs.size()));

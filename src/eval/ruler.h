@@ -33,7 +33,7 @@ struct RulerResult : RetrievalScore {
 };
 
 /// Results in order of sets, methods; each is given to on_result as soon as it is there. Progress with ETA on
-/// stderr. Errors: those of RetrievalRunner.
+/// stderr. Errors: those of require_history and RetrievalRunner.
 std::vector<RulerResult> measure_ruler(Model& model, const std::vector<CacheSpec>& specs,
                                        const Calibration* calibration, const std::vector<HaystackSet>& sets,
                                        const RetrievalOptions& options, const Tokenizer* tokenizer,
