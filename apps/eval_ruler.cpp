@@ -98,6 +98,9 @@ void add_eval_ruler(CLI::App& eval) {
       ->capture_default_str();
   auto* from = app->add_option("--haystacks", o->haystacks,
                                "haystacks of a JSON file instead (format: src/eval/haystack_file.h)");
+  // A file says itself which haystacks it has.
+  for (const char* of_made : {"--task", "--length", "--words", "--essay", "--seed", "--questions"})
+    from->excludes(app->get_option(of_made));
   app->add_option("--write-haystacks", o->write_haystacks, "write the haystacks to such a file and stop");
   app->add_option(
          "--write-tokens", o->write_tokens,

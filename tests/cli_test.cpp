@@ -421,6 +421,10 @@ TEST_F(Cli, RulerReadsHaystacksOfAFile) {
   expect_refused(run(ruler + path("h.json") + " --kv bf16,naive2:group=16"), 2,
                  {"mine", "naive2", "position 128", "104 tokens", "130 or more", "--sink"});
   EXPECT_EQ(run(ruler + path("h.json") + " --kv bf16").code, 0) << "nothing in codes";
+  // The file says which tasks and lengths there are.
+  for (const std::string made : {"--task niah_multikey_1", "--length 70", "--seed 3", "--questions 1"})
+    expect_refused(run(ruler + path("h.json") + " --kv bf16 " + made), 2,
+                   {"--haystacks", made.substr(0, made.find(' '))});
   write("bad.json", R"({"sets": [{"task": "mine", "haystacks": [{"ids": [99999], "questions": [
       {"question": [4], "answer": [8]}]}]}]})");
   expect_refused(run(ruler + path("bad.json") + " --kv bf16"), 2, {"99999", "vocabulary"});
