@@ -8,13 +8,13 @@
 #include <sstream>
 
 #include "base/check.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "cache/cache_plan.h"
 #include "calibrate/calibrate.h"
 #include "eval/npy.h"
 #include "ops/device_extras.h"
+#include "text/text_file.h"
 
 namespace kv2::app {
 
@@ -212,7 +212,7 @@ std::vector<int32_t> TokenSource::read(const Session& session) const {
   if (!tokens_file.empty()) {
     ids = read_npy_tokens(tokens_file);
   } else if (!text_file.empty()) {
-    const std::string text = read_file(text_file, size_t{1} << 30);
+    const std::string text = read_text_file(text_file, size_t{1} << 30);
     ids = session.require_tokenizer("give token ids with --tokens FILE.npy")
               .encode(text, Tokenizer::Special::AsText, Tokenizer::Bos::AsModelSays);
   } else {

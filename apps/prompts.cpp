@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "base/check.h"
-#include "base/file.h"
 #include "base/log.h"
+#include "text/text_file.h"
 
 namespace kv2::app {
 namespace {
@@ -62,7 +62,7 @@ std::vector<Ids> from_lines(const Session& s, const std::string& text) {
 }
 
 std::vector<Ids> from_file(const Session& s, const std::string& name) {
-  const std::string text = read_file(name, size_t{1} << 28);
+  const std::string text = read_text_file(name, size_t{1} << 28);
   const size_t first = text.find_first_not_of(" \t\r\n");
   const bool json = first != std::string::npos && text[first] == '[';
   std::vector<Ids> out = json ? from_json(s, text, name) : from_lines(s, text);

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "eval/batch_feed.h"
+#include "text/text_file.h"
 
 namespace kv2::app {
 
@@ -82,7 +82,7 @@ HaystackWriter RetrievalFlags::writer(const Session& session) const {
   log_info(fmt::format("words        {} of {}", list.words.size(), list.source));
   std::vector<std::string> sentences;
   if (!essay.empty()) {
-    sentences = sentences_of(read_file(essay, size_t{1} << 30), essay);
+    sentences = sentences_of(read_text_file(essay, size_t{1} << 30), essay);
     log_info(fmt::format("essay        {} sentences of {}", sentences.size(), essay));
   }
   return HaystackWriter(tokenizer, std::move(list), std::move(sentences));

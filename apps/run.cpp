@@ -12,11 +12,11 @@
 
 #include "apps/options.h"
 #include "base/check.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "calibrate/calibrate.h"
 #include "text/chat_template.h"
+#include "text/text_file.h"
 
 namespace kv2::app {
 namespace {
@@ -181,11 +181,13 @@ void chat(Conversation& conversation) {
 
 std::optional<std::string> read_prompt(const Options& o) {
   std::string text = o.prompt;
+  warn_unless_utf8("--prompt", text);
   if (!o.file.empty())
-    text = read_file(o.file, size_t{1} << 30) + (o.prompt.empty() ? "" : "\n\n" + o.prompt);
+    text = read_text_file(o.file, size_t{1} << 30) + (o.prompt.empty() ? "" : "\n\n" + o.prompt);
   if (o.file.empty() && o.prompt.empty()) {
     if (::isatty(0)) return std::nullopt;
     text = {std::istreambuf_iterator<char>(std::cin), {}};
+    warn_unless_utf8("standard input", text);
   }
   if (text.empty())
     throw_error(ErrorCode::BadArgument, "the prompt is empty; give --prompt TEXT, --file FILE or a pipe");

@@ -9,7 +9,7 @@
 
 #include "apps/options.h"
 #include "base/check.h"
-#include "base/file.h"
+#include "text/text_file.h"
 
 namespace kv2::app {
 namespace {
@@ -20,9 +20,11 @@ struct Options {
 };
 
 std::string input(const Options& o) {
-  if (!o.text.empty()) return o.text;
-  if (!o.file.empty()) return read_file(o.file, size_t{1} << 30);
-  return {std::istreambuf_iterator<char>(std::cin), {}};
+  if (!o.file.empty()) return read_text_file(o.file, size_t{1} << 30);
+  const std::string text =
+      !o.text.empty() ? o.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
+  warn_unless_utf8(o.text.empty() ? "standard input" : "--prompt", text);
+  return text;
 }
 
 std::vector<int32_t> parse_ids(const std::string& text, const Tokenizer& t) {

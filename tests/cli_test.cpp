@@ -75,6 +75,23 @@ class Cli : public ::testing::Test {
     return path("tokens.npy");
   }
 
+  /// A copy of a small checkpoint that has a tokenizer: one token for each printable character, space and
+  /// line break.
+  std::string speaking() const {
+    const fs::path copy = dir_ / "speaking";
+    if (fs::exists(copy)) return copy.string();
+    fs::copy(model("qwen3"), copy, fs::copy_options::recursive);
+    nlohmann::json vocab = {{"\u0120", 0}, {"\u010A", 1}};
+    for (char c = '!'; c <= '~'; c++) vocab[std::string(1, c)] = vocab.size();
+    vocab["zz"] = vocab.size();
+    while (vocab.size() < 251) vocab["<" + std::to_string(vocab.size()) + ">"] = vocab.size();
+    const nlohmann::json tokenizer = {{"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
+                                      {"added_tokens", nlohmann::json::array()},
+                                      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"z z"}}}}};
+    std::ofstream(copy / "tokenizer.json") << tokenizer.dump();
+    return copy.string();
+  }
+
   /// A copy of a small checkpoint whose named tensor (BF16) holds the largest numbers there are.
   std::string overflowing(const std::string& name, const std::string& tensor) const {
     const fs::path copy = dir_ / ("overflowing " + tensor);
@@ -318,6 +335,38 @@ TEST_F(Cli, BadTokenFilesAreRefused) {
   expect_refused(run("logits " + model("qwen3") + " --tokens " + path("tokens.npy") + end), 2,
                  {std::to_string(huge), "vocabulary"});
   EXPECT_FALSE(fs::exists(path("l.npy")));
+}
+
+// Bytes that are no text are taken as they are, but never without a word.
+TEST_F(Cli, BytesThatAreNoTextAreSaid) {
+  std::string bytes(700, 'a');
+  bytes[7] = '\xff';
+  bytes[20] = '\xff';
+  write("program", bytes);
+  const std::string text = " --text " + path("program"),
+                    said = "program is not valid UTF-8, first at byte 7 of 700";
+  const auto times = [](const Result& r, const std::string& part) {
+    int n = 0;
+    for (size_t at = r.err.find(part); at != std::string::npos; at = r.err.find(part, at + 1)) n++;
+    return n;
+  };
+  for (const std::string& command :
+       {"eval kld " + speaking() + " --max-tokens 400" + text,
+        "eval norms " + speaking() + " --max-tokens 400" + text,
+        "eval generate " + speaking() + " --kv bf16 --pieces 2 --max-tokens 3" + text,
+        "calibrate " + speaking() + " --n-tokens 256 --held-out 0 --window 64 --out " + path("c") + text,
+        "run " + speaking() + " --raw -n 1 -f " + path("program") + " --ctx 512",
+        "tokenize " + speaking() + text}) {
+    const Result r = run("-q " + command);
+    EXPECT_EQ(times(r, said), 1) << command << ": " << r.err;
+  }
+  const Result one = run("tokenize " + speaking() + " --prompt '\xff'");
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(times(one, "--prompt is not valid UTF-8, first at byte 0 of 1"), 1) << one.err;
+  EXPECT_EQ(
+      times(run("tokenize " + speaking(), "ab\xC3"), "standard input is not valid UTF-8, first at byte 2"),
+      1);
+  EXPECT_EQ(run("tokenize " + speaking() + " --prompt a\xC3\xA9").err, "");
 }
 
 TEST_F(Cli, EmptyPromptAndLongContextAreRefused) {

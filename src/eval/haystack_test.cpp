@@ -2,6 +2,7 @@
 // Haystacks as text: how many needles, where, how long, asked how; and as files.
 #include "eval/haystack.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -224,6 +225,18 @@ TEST_F(HaystackFile, ComesBackAsItWas) {
   for (int i = 0; i < 2; i++) set.haystacks.push_back(writer().make(request("niah_multiquery", 5000), 3, i));
   write_haystacks(path("a.json"), {set, set});
   EXPECT_EQ(read_haystacks(path("a.json")), (std::vector<HaystackSet>{set, set}));
+}
+
+TEST_F(HaystackFile, WordsThatAreNoTextAreSaid) {
+  std::string words;
+  for (int i = 0; i < 200; i++) words += fmt::format("word{} ", i);
+  write("words.txt", words + "\xfe");
+  ::testing::internal::CaptureStderr();
+  EXPECT_GE(WordList::read(path("words.txt")).words.size(), 200u);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find(fmt::format("words.txt is not valid UTF-8, first at byte {}", words.size())),
+            std::string::npos)
+      << said;
 }
 
 TEST_F(HaystackFile, MayLeaveOutWhatIsNotNeeded) {

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "base/check.h"
-#include "base/file.h"
 #include "eval/needle_text.h"
+#include "text/text_file.h"
 
 namespace kv2 {
 namespace {
@@ -59,7 +59,7 @@ WordList clean(std::vector<std::string> words, const std::string& source) {
 }  // namespace
 
 WordList WordList::read(const std::string& path) {
-  std::istringstream lines(read_file(path, size_t{1} << 26));
+  std::istringstream lines(read_text_file(path, size_t{1} << 26));
   std::vector<std::string> words;
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with('#')) continue;
