@@ -26,6 +26,11 @@ void run(const Options& o) {
     if (!path.empty()) require_writable(path);
   Session s = open_session(o.model, 512);
   log_info(fmt::format("backend      {}", s.backend->describe()));
+  const std::string path = o.out.empty() ? default_calibration_path(s.model->fingerprint()) : o.out;
+  if (o.out.empty()) {
+    make_cache_folder_of(path);
+    require_writable(path);
+  }
   std::vector<int32_t> tokens;
   std::string source = "sampled from the model";
   if (o.source.given()) {
@@ -39,7 +44,6 @@ void run(const Options& o) {
   options.positions = o.positions == "window" ? CalibrationPositions::Window : CalibrationPositions::Uniform;
   Calibration c = calibrate(*s.model, tokens, options);
   c.notes["source"] = source;
-  const std::string path = o.out.empty() ? default_calibration_path(s.model->fingerprint()) : o.out;
   c.save(path);
   double clip_k = 0, clip_v = 0;
   for (const LayerCalibration& l : c.layers) clip_k += l.clip_k, clip_v += l.clip_v;

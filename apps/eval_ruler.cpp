@@ -7,6 +7,7 @@
 
 #include "apps/retrieval_options.h"
 #include "base/check.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "eval/haystack_file.h"
 #include "eval/npy.h"
@@ -52,6 +53,8 @@ void write_training_text(const Options& o, const Session& s) {
 
 void run(const Options& o) {
   o.flags.eval.check();
+  for (const std::string& path : {o.write_haystacks, o.write_tokens})
+    if (!path.empty()) require_writable(path);
   if (o.haystacks.empty()) (void)o.flags.parsed_tasks();  // a wrong name is said before a model is loaded
   Session s = open_judge(o.flags.eval.model, o.flags.chunk);
   if (!o.write_tokens.empty()) return write_training_text(o, s);

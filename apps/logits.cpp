@@ -5,6 +5,7 @@
 
 #include "apps/options.h"
 #include "base/check.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "eval/npy.h"
 
@@ -20,6 +21,7 @@ struct Options {
 void run(const Options& o) {
   catch_interrupts();
   const CacheSpec spec = o.cache.spec(o.kv);
+  require_writable(o.out);
   Session s = open_session(o.model, 256);
   std::optional<Calibration> calibration;
   if (spec.method.needs_calibration() || !o.cache.calibration.empty())

@@ -259,7 +259,7 @@ TEST_F(Cli, JudgesTakeKv2WhereACalibrationIsFound) {
 // What quarot2 takes and kv2 does not is refused before it is known which of them it will be.
 TEST_F(Cli, DefaultMethodsAreCheckedInBothForms) {
   const std::string layers = " --kv-layers '0=k8v8'";
-  for (const std::string command :
+  for (const std::string& command :
        {"eval kld " + model("qwen3") + " --tokens " + tokens(500), "run " + model("qwen3") + " --prompt a"}) {
     const Result r = run(command + layers);
     expect_refused(r, 2, {"method kv2: error feedback", "where a calibration is found"});
@@ -298,6 +298,26 @@ TEST_F(Cli, UnwritableOutputLeavesNothing) {
     EXPECT_EQ(r.err.find("backend"), std::string::npos) << "said before anything is loaded: " << r.err;
   }
   EXPECT_TRUE(fs::is_empty(dir_ / "folder"));
+}
+
+// A folder that is made silently hides a typo.
+TEST_F(Cli, FoldersOfOutputFilesAreNotMade) {
+  const std::string folder = path("typo"), file = folder + "/file", of = model("qwen3");
+  for (const std::string& command :
+       {"logits " + of + " --tokens " + tokens(8) + " --out ", "calibrate " + of + " --out ",
+        "calibrate " + of + " --out " + path("c") + " --save-tokens ",
+        "eval generate " + of + " --tokens " + tokens(8) + " --save ",
+        "eval ruler " + of + " --write-haystacks ", "eval ruler " + of + " --write-tokens "}) {
+    const Result r = run(command + file);
+    expect_refused(r, 1, {"cannot write '" + file + "'", "no directory '" + folder + "'"});
+    EXPECT_EQ(r.err.find("backend"), std::string::npos) << "said before anything is loaded: " << r.err;
+    EXPECT_FALSE(fs::exists(folder)) << command;
+  }
+  EXPECT_FALSE(fs::exists(path("cache")));
+  const Result cached =
+      run("-q calibrate " + of + " --n-tokens 256 --held-out 0 --window 64 --tokens " + tokens(256));
+  EXPECT_EQ(cached.code, 0) << cached.err;
+  EXPECT_TRUE(fs::exists(path("cache"))) << "the user's cache is made";
 }
 
 // A rename would put a file where a device or a pipe was: /dev/null, where the user is root.

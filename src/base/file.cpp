@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 
 #include "base/check.h"
 
@@ -38,11 +39,11 @@ void write_all(std::FILE* file, std::span<const std::byte> bytes) {
 
 namespace {
 
-[[noreturn]] void cannot_write(const std::string& path, const char* reason) {
+[[noreturn]] void cannot_write(const std::string& path, std::string_view reason) {
   throw_error(ErrorCode::Io, "cannot write '{}': {}", path, reason);
 }
 
-/// Where the bytes go: behind symbolic links, in a folder that exists now.
+/// Where the bytes go: behind symbolic links, in a folder that exists.
 struct Target {
   std::string path;
   bool in_place;  // a device or a pipe: a rename would put a file in its stead
@@ -52,12 +53,14 @@ Target find_target(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ec;
   fs::path target(path);
-  if (target.has_parent_path()) fs::create_directories(target.parent_path(), ec);
   // Of a pipe's link in /proc the text names nothing that could be opened: the link itself is.
   const fs::file_status status = fs::status(target, ec);
   if (fs::is_directory(status)) cannot_write(path, std::strerror(EISDIR));
   if (fs::exists(status) && !fs::is_regular_file(status)) return {path, true};
   if (const fs::path behind = fs::canonical(target, ec); !ec) target = behind;
+  const fs::path folder = target.parent_path();
+  if (!folder.empty() && !fs::is_directory(folder, ec))  // made silently, a typo would never be seen
+    cannot_write(path, fmt::format("there is no directory '{}'", folder.string()));
   return {target.string(), false};
 }
 
@@ -111,6 +114,12 @@ void write_file_atomically(const std::string& path, const std::function<void(std
     give_up();
     cannot_write(path, std::strerror(reason));
   }
+}
+
+void make_cache_folder_of(const std::string& path) {
+  std::error_code ec;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ec);
+  if (ec) cannot_write(path, ec.message());
 }
 
 std::string user_cache_dir() {
