@@ -118,8 +118,9 @@ void check_method(const Options& o) {
 
 class Conversation {
  public:
-  Conversation(const Options& o, Session& session, Engine& engine)
-      : o_(o), session_(session), engine_(engine) {
+  /// context: the engine's, in tokens.
+  Conversation(const Options& o, Session& session, Engine& engine, int64_t context)
+      : o_(o), session_(session), engine_(engine), context_(context) {
     format_ = o.raw ? std::nullopt : recognise_chat_template(session.chat_template);
     if (!o.raw && !format_)
       log_info(session.chat_template.empty()
@@ -128,6 +129,8 @@ class Conversation {
                      "taken raw");
   }
 
+  /// One text and its answer. Errors: BadArgument where the context has no room for the text; the
+  /// conversation is then as it was.
   Answer say(const std::string& text, bool show) {
     const Tokenizer& t = *session_.tokenizer;
     const auto bos = tokens_.empty() && !o_.no_bos ? Tokenizer::Bos::AsModelSays : Tokenizer::Bos::Never;
@@ -146,12 +149,14 @@ class Conversation {
     GenerateRequest r;
     r.prompt = tokens_;
     r.prompt.insert(r.prompt.end(), more.begin(), more.end());
+    require_room(r.prompt.size());
     r.max_tokens = o_.n;
     r.sampling = o_.sampling;
     r.ignore_eos = o_.ignore_eos;
     if (format_)
       if (const int32_t end = t.find(end_of_turn(*format_)); end >= 0) r.stop_tokens.push_back(end);
     Answer a = generate(engine_, t, r, show);
+    before_ = tokens_.size();
     tokens_ = std::move(r.prompt);
     // The end mark is part of continue_chat's text, so a stop token is not kept.
     const size_t keep = a.tokens.size() - (a.finish == FinishReason::EndOfText ? 1 : 0);
@@ -159,12 +164,34 @@ class Conversation {
     return a;
   }
 
+  /// Forgets the last text and its answer.
+  void take_back() { tokens_.resize(before_); }
+  /// "the context of 128 tokens is full; --ctx N gives more, up to …"
+  std::string full() const {
+    return fmt::format("the context of {} tokens is full; {}", context_, room_for(context_ + 1));
+  }
+
  private:
+  /// What would hold so many tokens.
+  std::string room_for(int64_t n) const {
+    const int64_t trained = session_.model->config().context;
+    if (n > trained) return fmt::format("this model was trained for {} and no more", trained);
+    return fmt::format("--ctx gives more, up to the {} that this model was trained for", trained);
+  }
+  void require_room(size_t n_prompt) const {
+    if (static_cast<int64_t>(n_prompt) < context_) return;
+    throw_error(ErrorCode::BadArgument,
+                "the prompt has {} tokens, and with an answer it must fit in the context of {}; {}", n_prompt,
+                context_, room_for(static_cast<int64_t>(n_prompt) + 1));
+  }
+
   const Options& o_;
   Session& session_;
   Engine& engine_;
+  int64_t context_;
   std::optional<ChatFormat> format_;
   std::vector<int32_t> tokens_;  // of the whole conversation so far
+  size_t before_ = 0;            // of them: without the last text and its answer
 };
 
 void chat(Conversation& conversation) {
@@ -172,10 +199,18 @@ void chat(Conversation& conversation) {
   for (std::string line;;) {
     std::fputs("> ", stderr);
     if (!std::getline(std::cin, line) || line.empty()) break;
-    const Answer a = conversation.say(line, true);
-    std::fputc('\n', stdout);
-    std::fflush(stdout);
-    if (a.finish == FinishReason::Cancelled) break;
+    try {
+      const Answer a = conversation.say(line, true);
+      std::fputc('\n', stdout);
+      std::fflush(stdout);
+      if (a.finish == FinishReason::Cancelled) break;
+      if (a.finish != FinishReason::Context) continue;
+      conversation.take_back();  // with it nothing more could be said
+      log_warning(conversation.full() + "; the last text and its answer are forgotten");
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::BadArgument) throw;
+      log_warning(fmt::format("{}; the conversation is as it was before", e.what()));
+    }
   }
 }
 
@@ -216,7 +251,7 @@ void run(const Options& o) {
   print_start_table(*s.model, spec, engine.cache().plan(), calibration);
   calibration.reset();  // the cache has its own
   trim_heap();
-  Conversation conversation(o, s, engine);
+  Conversation conversation(o, s, engine, options.context);
   if (!prompt) return chat(conversation);
   const Answer a = conversation.say(*prompt, !o.json);
   if (!o.json) fmt::print("\n");

@@ -4,6 +4,7 @@
 // checkpoints.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -52,6 +53,33 @@ class Cli : public ::testing::Test {
     std::stringstream text;
     text << std::ifstream(err).rdbuf();
     r.err = text.str();
+    return r;
+  }
+  /// The same with a terminal as stdin, stdout and stderr, on which these lines are typed, each when the
+  /// program asks ("> ") for it. `out` is what the terminal shows.
+  Result run_on_terminal(const std::string& arguments, const std::vector<std::string>& lines) const {
+    int terminal = -1;
+    const std::string command = "XDG_CACHE_HOME=" + path("cache") + " " KV2_PROGRAM " " + arguments;
+    const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+    if (child == 0) {
+      ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+      ::_exit(127);
+    }
+    Result r{};
+    size_t typed = 0, seen = 0;
+    std::array<char, 4096> buffer;
+    for (ssize_t n; (n = ::read(terminal, buffer.data(), buffer.size())) > 0;) {  // EIO when it has ended
+      r.out.append(buffer.data(), static_cast<size_t>(n));
+      for (size_t at; typed < lines.size() && (at = r.out.find("> ", seen)) != std::string::npos; typed++) {
+        const std::string line = lines[typed] + "\n";
+        if (::write(terminal, line.data(), line.size()) < 0) break;
+        seen = at + 2;
+      }
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ::close(terminal);
+    r.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return r;
   }
   std::string path(const std::string& name) const { return (dir_ / name).string(); }
@@ -387,6 +415,32 @@ TEST_F(Cli, BytesThatAreNoTextAreSaid) {
       times(run("tokenize " + speaking(), "ab\xC3"), "standard input is not valid UTF-8, first at byte 2"),
       1);
   EXPECT_EQ(run("tokenize " + speaking() + " --prompt a\xC3\xA9").err, "");
+}
+
+// A chat goes on where the context is full, with what was said before.
+TEST_F(Cli, AChatOutlivesItsContext) {
+  const std::string chat = "run " + speaking() + " --raw --ignore-eos --kv bf16 -n 20 --ctx 128";
+  const std::string first(60, 'a'), too_long(200, 'b'), fills(30, 'c');
+  // 80 tokens; 280 do not fit; 110 and 18 of 20; 80 again and 5 and 20
+  const Result r = run_on_terminal(chat, {first, too_long, fills, "ddddd", ""});
+  EXPECT_EQ(r.code, 0) << r.out;
+  const auto says = [&](const std::string& part) { return r.out.find(part) != std::string::npos; };
+  EXPECT_TRUE(says("280 tokens")) << r.out;
+  EXPECT_TRUE(says("context of 128")) << r.out;
+  EXPECT_TRUE(says("--ctx gives more, up to the 512")) << r.out;
+  EXPECT_TRUE(says("the context of 128 tokens is full; --ctx gives more")) << r.out;
+  // What the last turn answers is what it answers where the two before it never were.
+  const Result without = run_on_terminal(chat, {first, "ddddd", ""});
+  const auto last_answer = [](const std::string& out) {
+    const size_t end = out.rfind("\r\n> "), begin = out.rfind("ddddd", end);
+    return begin == std::string::npos || end == std::string::npos ? out : out.substr(begin, end - begin);
+  };
+  EXPECT_EQ(last_answer(r.out), last_answer(without.out));
+  write("long.txt", std::string(300, 'a'));
+  const std::string file = "run " + speaking() + " --raw --kv bf16 -f " + path("long.txt") + " --ctx ";
+  expect_refused(run(file + "128"), 2, {"300 tokens", "--ctx gives more", "512"});
+  write("long.txt", std::string(600, 'a'));
+  expect_refused(run(file + "512"), 2, {"600 tokens", "trained for 512 and no more"});
 }
 
 TEST_F(Cli, EmptyPromptAndLongContextAreRefused) {
