@@ -105,11 +105,14 @@ Session open_judge(const ModelOptions& options, int max_rows) {
   return s;
 }
 
-std::optional<Calibration> calibration_for(const Model& model, const std::vector<CacheSpec>& specs,
-                                           const std::string& path) {
+std::optional<Calibration> calibration_for(const Session& session, const ModelOptions& options,
+                                           const std::vector<CacheSpec>& specs, const std::string& path) {
   bool needed = !path.empty();
   for (const CacheSpec& spec : specs) needed |= spec.method.needs_calibration();
-  return needed ? find_calibration(model, path) : std::nullopt;
+  if (!needed) return std::nullopt;
+  std::optional<Calibration> calibration = find_calibration(*session.model, path);
+  require_calibration(specs, calibration, options);
+  return calibration;
 }
 
 void add_eval(CLI::App& program) {

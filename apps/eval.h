@@ -55,9 +55,10 @@ class RunRecord {
 
 /// A session for a judge; one line on stderr says what computes.
 Session open_judge(const ModelOptions& options, int max_rows);
-/// The calibration that these methods need or that was given; nullopt when there is none or none is needed.
-std::optional<Calibration> calibration_for(const Model& model, const std::vector<CacheSpec>& specs,
-                                           const std::string& path);
+/// The calibration that these methods need or that was given at `path`; nullopt when none is needed. Errors:
+/// those of find_calibration and require_calibration.
+std::optional<Calibration> calibration_for(const Session& session, const ModelOptions& options,
+                                           const std::vector<CacheSpec>& specs, const std::string& path);
 
 /// A text and how a judge walks it: --text, --tokens, --window, --max-tokens, --chunk.
 void add_divergence_options(CLI::App& app, TokenSource& source, DivergenceOptions& options);

@@ -19,7 +19,7 @@ void run(const Options& o) {
   o.eval.check();
   Session s = open_judge(o.eval.model, o.attend.chunk_tokens);
   const std::vector<CacheSpec> specs = o.eval.specs(*s.model);
-  const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
+  const auto calibration = calibration_for(s, o.eval.model, specs, o.eval.cache.calibration);
   const std::vector<int32_t> tokens = o.source.read(s);
   const auto results =
       measure_attention_error(*s.model, tokens, specs, calibration ? &*calibration : nullptr, o.attend);
@@ -39,7 +39,7 @@ void add_eval_attend(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   o->eval.add_to(*app, "quarot2");
   o->source.add_to(*app);
-  app->add_option("--max-tokens", o->attend.max_tokens, "of the text; default: all");
+  app->add_option("--max-tokens", o->attend.max_tokens, "of the text; default: all")->check(at_least(0));
   app->add_option("--chunk", o->attend.chunk_tokens, "tokens per forward")->check(CLI::Range(1, 1 << 14));
   app->add_option("--stride", o->attend.query_stride, "one position in so many asks")
       ->check(CLI::Range(1, 64))

@@ -20,7 +20,7 @@ void run(const Options& o) {
   o.eval.check();
   Session s = open_judge(o.eval.model, o.divergence.chunk_tokens);
   const std::vector<CacheSpec> specs = o.eval.specs(*s.model);
-  const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
+  const auto calibration = calibration_for(s, o.eval.model, specs, o.eval.cache.calibration);
   const std::vector<int32_t> tokens = o.source.read(s);
   const auto results =
       measure_divergence(*s.model, tokens, specs, calibration ? &*calibration : nullptr, o.divergence);
@@ -38,7 +38,7 @@ void run(const Options& o) {
 void add_divergence_options(CLI::App& app, TokenSource& source, DivergenceOptions& o) {
   source.add_to(app);
   app.add_option("--window", o.window, "tokens per window; default: the model's context");
-  app.add_option("--max-tokens", o.max_tokens, "of the text; default: all");
+  app.add_option("--max-tokens", o.max_tokens, "of the text; default: all")->check(at_least(0));
   app.add_option("--chunk", o.chunk_tokens, "tokens per forward")->check(CLI::Range(1, 1 << 14));
 }
 
@@ -53,7 +53,7 @@ void add_eval_divergence(CLI::App& eval) {
     add_divergence_options(*app, o->source, o->divergence);
     app->add_option("--stride", o->divergence.stride,
                     "tokens between the beginnings of windows, which then overlap; default: the window")
-        ->check(CLI::PositiveNumber);
+        ->check(at_least(1));
     o->details = std::string(name) == "kld";
     app->callback([o] { run(*o); });
   }

@@ -42,7 +42,7 @@ void run(const Options& o) {
   Session s = open_judge(o.eval.model, std::max(o.generation.chunk_tokens, o.generation.batch));
   const std::vector<CacheSpec> specs = o.eval.specs(*s.model);
   const auto prompts = o.prompts.read(s);
-  const auto calibration = calibration_for(*s.model, specs, o.eval.cache.calibration);
+  const auto calibration = calibration_for(s, o.eval.model, specs, o.eval.cache.calibration);
   std::vector<int32_t> text;
   for (const auto& prompt : prompts) text.insert(text.end(), prompt.begin(), prompt.end());
   const RunRecord record(s, o.eval.model, text, calibration, o.eval.schedule);
@@ -66,7 +66,9 @@ void add_eval_generate(CLI::App& eval) {
   o->eval.add_to(*app, "bf16,quarot2");
   o->eval.add_schedule_to(*app);
   o->prompts.add_to(*app);
-  app->add_option("--max-tokens", o->generation.max_tokens, "of each text")->capture_default_str();
+  app->add_option("--max-tokens", o->generation.max_tokens, "of each text")
+      ->check(at_least(1))
+      ->capture_default_str();
   app->add_option("--batch", o->generation.batch, "texts decoded together")
       ->check(CLI::Range(1, 1 << 12))
       ->capture_default_str();

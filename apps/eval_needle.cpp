@@ -24,7 +24,7 @@ void run(const Options& o) {
   plan.answer_tokens = o.flags.answer_tokens;
   plan.seed = o.flags.seed;
   const HaystackWriter writer = o.flags.writer(s);
-  const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
+  const auto calibration = calibration_for(s, o.flags.eval.model, specs, o.flags.eval.cache.calibration);
   const std::vector<NeedleSet> sets = make_needles(writer, plan);
   say_beyond_context(sets, s.model->config());
   const RunRecord record(s, o.flags.eval.model, ids_of(sets), calibration, o.flags.eval.schedule);

@@ -2,6 +2,7 @@
 // kv2 eval norms MODEL: token norms of Q, K and V, and what they do to keys coded per channel.
 #include <fmt/format.h>
 
+#include "apps/command_line.h"
 #include "apps/eval.h"
 #include "apps/norm_bases.h"
 #include "base/log.h"
@@ -22,7 +23,8 @@ void run(const Options& o) {
   Session s = open_judge(o.model, o.norms.chunk_tokens);
   const std::optional<Calibration> calibration = find_calibration(*s.model, o.calibration);
   const std::vector<int32_t> tokens = o.source.read(s);
-  const TokenNormResult r = measure_token_norms(*s.model, tokens, norm_bases(*s.model, calibration), o.norms);
+  const TokenNormResult r =
+      measure_token_norms(*s.model, tokens, norm_bases(*s.model, calibration, o.model.model), o.norms);
   if (o.json)
     fmt::print("{}", RunRecord(s, o.model, tokens, calibration).stamp(to_json_lines(r)));
   else
@@ -31,7 +33,8 @@ void run(const Options& o) {
 
 }  // namespace
 
-std::vector<NamedTransforms> norm_bases(const Model& model, const std::optional<Calibration>& calibration) {
+std::vector<NamedTransforms> norm_bases(const Model& model, const std::optional<Calibration>& calibration,
+                                        const std::string& path) {
   const KvShape shape = model.config().kv_shape();
   std::vector<NamedTransforms> out = {{"none", {}}};
   try {
@@ -44,7 +47,9 @@ std::vector<NamedTransforms> norm_bases(const Model& model, const std::optional<
   if (calibration)
     out.push_back({"calibrated", fit_method(CacheSpec::parse("oscar2"), shape, &*calibration).transforms});
   else
-    log_info("no calibration of this model was found: no calibrated basis here (kv2 calibrate MODEL)");
+    log_info(
+        fmt::format("no calibration of this model was found: no calibrated basis here (kv2 calibrate {})",
+                    shell_quoted(path)));
   return out;
 }
 
@@ -54,13 +59,13 @@ void add_eval_norms(CLI::App& eval) {
   o->model.add_to(*app);
   o->source.add_to(*app);
   app->add_option("--calibration", o->calibration, "adds the calibrated basis; default: as for run");
-  app->add_option("--max-tokens", o->norms.max_tokens, "of the text; default: all");
+  app->add_option("--max-tokens", o->norms.max_tokens, "of the text; default: all")->check(at_least(0));
   app->add_option("--chunk", o->norms.chunk_tokens, "tokens per forward")->check(CLI::Range(2, 1 << 14));
   app->add_option("--group", o->norms.group, "tokens that share a scale per channel")
       ->check(CLI::Range(2, 1024))
       ->capture_default_str();
   app->add_option("--skip", o->norms.skip_tokens, "first tokens that are not coded, whole groups")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   app->add_flag("--json", o->json, "JSON lines instead of tables");
   app->callback([o] { run(*o); });

@@ -31,7 +31,7 @@ constexpr int kChunk = 256;
 std::string measure(const Options& o) {
   const std::vector<CacheSpec> specs = o.cache.specs(o.kv);
   Session s = open_judge(o.model, kChunk);
-  const auto calibration = calibration_for(*s.model, specs, o.cache.calibration);
+  const auto calibration = calibration_for(s, o.model, specs, o.cache.calibration);
   const Calibration* c = calibration ? &*calibration : nullptr;
   std::vector<int32_t> tokens = o.source.read(s);
   if (o.max_tokens > 0 && static_cast<int64_t>(tokens.size()) > o.max_tokens)
@@ -44,8 +44,8 @@ std::string measure(const Options& o) {
     if (spec.method.quantized()) quantized.push_back(spec);
   for (const auto& r : measure_attention_error(*s.model, tokens, quantized, c, {.chunk_tokens = kChunk}))
     lines += to_json_lines(r);
-  lines += to_json_lines(
-      measure_token_norms(*s.model, tokens, norm_bases(*s.model, calibration), {.chunk_tokens = kChunk}));
+  lines += to_json_lines(measure_token_norms(
+      *s.model, tokens, norm_bases(*s.model, calibration, o.model.model), {.chunk_tokens = kChunk}));
   return RunRecord(s, o.model, tokens, calibration).stamp(lines);
 }
 
@@ -78,7 +78,9 @@ void add_eval_report(CLI::App& eval) {
                        "cpu, cuda:0 (in builds with CUDA), or reference (the scalar oracle, slow)");
   measured->add_option("--threads", o->model.threads, "default: the cores this process may use")
       ->check(CLI::Range(0, 1024));
-  measured->add_option("--max-tokens", o->max_tokens, "of the text; 0: all")->capture_default_str();
+  measured->add_option("--max-tokens", o->max_tokens, "of the text; 0: all")
+      ->check(at_least(0))
+      ->capture_default_str();
   o->cache.add_to(*measured);
   o->source.add_to(*measured);
   add_kv_list(*measured, o->kv, "bf16,naive2,quarot2,oscar2,kv2");

@@ -73,7 +73,7 @@ void run(const Options& o) {
     fmt::print("{}\n", o.write_haystacks);
     return;
   }
-  const auto calibration = calibration_for(*s.model, specs, o.flags.eval.cache.calibration);
+  const auto calibration = calibration_for(s, o.flags.eval.model, specs, o.flags.eval.cache.calibration);
   const Tokenizer* tokenizer =
       o.flags.substring() ? &s.require_tokenizer("--score exact needs none") : nullptr;
   const RunRecord record(s, o.flags.eval.model, ids_of(sets), calibration, o.flags.eval.schedule);

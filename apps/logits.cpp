@@ -26,6 +26,7 @@ void run(const Options& o) {
   std::optional<Calibration> calibration;
   if (spec.method.needs_calibration() || !o.cache.calibration.empty())
     calibration = find_calibration(*s.model, o.cache.calibration);
+  require_calibration({spec}, calibration, o.model);
   TokenSource source{.text_file = "", .tokens_file = o.tokens};
   write_logits(*s.model, spec, calibration ? &*calibration : nullptr, source.read(s), o.out);
 }

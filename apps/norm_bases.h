@@ -9,6 +9,8 @@
 
 namespace kv2::app {
 
-std::vector<NamedTransforms> norm_bases(const Model& model, const std::optional<Calibration>& calibration);
+/// path: of the model, for a message.
+std::vector<NamedTransforms> norm_bases(const Model& model, const std::optional<Calibration>& calibration,
+                                        const std::string& path);
 
 }  // namespace kv2::app

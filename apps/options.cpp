@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <sstream>
 
+#include "apps/command_line.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -165,6 +167,16 @@ std::optional<Calibration> find_calibration(const Model& model, const std::strin
   return c;
 }
 
+void require_calibration(const std::vector<CacheSpec>& specs, const std::optional<Calibration>& calibration,
+                         const ModelOptions& model) {
+  for (const CacheSpec& spec : specs)
+    if (spec.method.needs_calibration() && !calibration)
+      throw_error(
+          ErrorCode::BadArgument,
+          "method {} needs a calibration of this model and there is none; make one with: kv2 calibrate {}",
+          spec.method.name, shell_quoted(model.model));
+}
+
 namespace {
 
 std::vector<std::string> where_calibrated(std::vector<std::string> texts) {
@@ -179,7 +191,7 @@ std::vector<std::string> default_methods(std::vector<std::string> texts, bool ca
   if (calibrated) return where_calibrated(std::move(texts));
   log_info(fmt::format(
       "no calibration of this model was found: quarot2, which needs none, is taken; better: kv2 calibrate {}",
-      model));
+      shell_quoted(model)));
   return texts;
 }
 
@@ -193,6 +205,17 @@ void check_default_methods(const std::vector<std::string>& texts,
                 "{}; without --kv kv2 is chosen where a calibration is found; the other choice is --kv {}",
                 e.what(), fmt::join(texts, ","));
   }
+}
+
+CLI::Validator at_least(int64_t least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        int64_t value = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        if (error != std::errc() || end != text.data() + text.size() || value >= least) return std::string();
+        return fmt::format("{} or more is expected, not {}", least, text);
+      },
+      fmt::format("INT >= {}", least));
 }
 
 CLI::Option* add_seed(CLI::App& app, uint64_t& seed, const std::string& description) {

@@ -68,6 +68,10 @@ std::optional<std::string> calibration_file(const Model& model, const std::strin
 /// What that file holds. Throws when it is unreadable or made for another model.
 std::optional<Calibration> find_calibration(const Model& model, const std::string& path);
 
+/// Throws BadArgument with the command that makes one where a method needs a calibration and there is none.
+void require_calibration(const std::vector<CacheSpec>& specs, const std::optional<Calibration>& calibration,
+                         const ModelOptions& model);
+
 /// What is run where --kv is not given: `texts`, with kv2 in quarot2's place where the model is calibrated; a
 /// line on stderr where it is not.
 std::vector<std::string> default_methods(std::vector<std::string> texts, bool calibrated,
@@ -76,6 +80,9 @@ std::vector<std::string> default_methods(std::vector<std::string> texts, bool ca
 /// command takes does not depend on that.
 void check_default_methods(const std::vector<std::string>& texts,
                            const std::function<void(const std::vector<std::string>&)>& parse);
+
+/// A check of whole numbers whose message people can read; the parser's own spell out the largest double.
+CLI::Validator at_least(int64_t least);
 
 /// --seed. The parser alone would take -1 for 2^64 - 1.
 CLI::Option* add_seed(CLI::App& app, uint64_t& seed, const std::string& description);

@@ -101,7 +101,7 @@ void add_plan(CLI::App& program) {
   o->cache.add_to(*app);
   add_kv_list(*app, o->kv, "bf16,kv2");
   app->add_option("--ctx", o->ctx, "tokens per sequence; default: what the model was trained for")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app->add_option("--parallel", o->parallel, "sequences held at once")->check(CLI::Range(1, 1 << 20));
   app->add_option("--chunk", o->chunk, "prompt tokens of one step")->check(CLI::Range(1, 1 << 16));
   app->add_flag("--json", o->json, "one JSON object per method");

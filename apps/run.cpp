@@ -2,6 +2,7 @@
 // kv2 run MODEL: writes text. The prompt comes from --prompt, --file or a pipe, or a chat when there is a
 // terminal. Generated text goes to stdout as it comes; everything else to stderr.
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -214,6 +215,17 @@ void chat(Conversation& conversation) {
   }
 }
 
+/// What stands in a pipe or a file on stdin, beside a prompt that was given, is not read; to be asked late,
+/// when who writes into a pipe has come to it.
+void say_unread_input(const Options& o) {
+  int n = 0;
+  if ((o.prompt.empty() && o.file.empty()) || ::isatty(0) || ::ioctl(0, FIONREAD, &n) != 0 || n <= 0) return;
+  log_warning(fmt::format("standard input is not read: the prompt is that of {}",
+                          o.file.empty()     ? "--prompt"
+                          : o.prompt.empty() ? "--file"
+                                             : "--file and --prompt"));
+}
+
 std::optional<std::string> read_prompt(const Options& o) {
   std::string text = o.prompt;
   warn_unless_utf8("--prompt", text);
@@ -242,6 +254,7 @@ void run(const Options& o) {
     calibration = find_calibration(*s.model, o.cache.calibration);
   const CacheSpec spec = o.cache.spec(
       o.kv.empty() ? default_methods({kDefault}, calibration.has_value(), o.model.model).front() : o.kv);
+  require_calibration({spec}, calibration, o.model);
   spec.validate(s.model->config().head_dim);
   const EngineOptions options{.cache = spec,
                               .context = choose_context(*s.model, spec, 1, o.chunk, o.ctx),
@@ -253,6 +266,7 @@ void run(const Options& o) {
   trim_heap();
   Conversation conversation(o, s, engine, options.context);
   if (!prompt) return chat(conversation);
+  say_unread_input(o);
   const Answer a = conversation.say(*prompt, !o.json);
   if (!o.json) fmt::print("\n");
   report(a, engine, o);
@@ -267,7 +281,8 @@ void add_run(CLI::App& program) {
   o->model.add_to(*app);
   o->cache.add_to(*app);
   app->add_option("--kv", o->kv, kv_help() + "\ndefault: kv2 where a calibration is found, else quarot2");
-  app->add_option("-p,--prompt", o->prompt, "the prompt; with --file it follows the file's text");
+  app->add_option("-p,--prompt", o->prompt,
+                  "the prompt; with --file it follows the file's text; default: standard input");
   app->add_option("-f,--file", o->file, "a prompt file");
   app->add_option("--system", o->system, "system message of a chat; default: the model's own");
   app->add_flag("--raw", o->raw, "no chat template around the prompt");
@@ -276,7 +291,7 @@ void add_run(CLI::App& program) {
   app->add_flag("--ignore-eos", o->ignore_eos, "go on after the end of text");
   app->add_option("--ctx", o->ctx,
                   "tokens of prompt and answer; default: what the model allows and memory holds")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app->add_option("--chunk", o->chunk, "prompt tokens of one step")->check(CLI::Range(1, 1 << 14));
   app->add_option("--temperature", o->sampling.temperature, "0: always the most likely token");
   app->add_option("--top-k", o->sampling.top_k, "0: all");

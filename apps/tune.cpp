@@ -49,8 +49,10 @@ void run(const Options& o) {
                        o.tune.all_in_tokens > 0 ? "all-in" : "history",
                        o.tune.all_in_tokens > 0 ? fmt::format(" at {} tokens", o.tune.all_in_tokens)
                                                 : std::string(", 320 tokens in bf16")));
+  TuneOptions options = o.tune;
+  options.model = shell_quoted(o.model.model);
   const TuneResult r = tune(*s.model, tokens, calibration ? &*calibration : nullptr, split_methods(o.kv),
-                            o.tune, [](const std::string& line) { log_info(line); });
+                            options, [](const std::string& line) { log_info(line); });
   print(o, r, RunRecord(s, o.model, tokens, calibration));
 }
 
@@ -67,7 +69,7 @@ void add_tune(CLI::App& program) {
       ->capture_default_str();
   app->add_option("--at", o->tune.all_in_tokens,
                   "count everything allocated for a sequence of so many tokens; windows are searched too")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   app->add_option("--calibration", o->calibration, "file of `kv2 calibrate`; default: as for run");
   app->add_option("--short", o->tune.short_tokens, "tokens that candidates are ranked on")
       ->capture_default_str();

@@ -443,6 +443,30 @@ TEST_F(Cli, AChatOutlivesItsContext) {
   expect_refused(run(file + "512"), 2, {"600 tokens", "trained for 512 and no more"});
 }
 
+TEST_F(Cli, MessagesAreForPeople) {
+  const std::string qwen3 = model("qwen3"), text = qwen3 + " --tokens " + tokens(500);
+  for (const std::string& command :
+       {"plan " + qwen3 + " --ctx -5", "run " + qwen3 + " -p a --ctx -5",
+        "eval norms " + text + " --max-tokens -5", "eval norms " + text + " --skip -5",
+        "eval kld " + text + " --stride -5", "tune " + text + " --at -5"}) {
+    const Result r = run(command);
+    expect_refused(r, 2, {"or more is expected, not -5"});
+    EXPECT_LT(r.err.size(), 200u) << r.err;
+  }
+  EXPECT_NE(run("plan " + qwen3).out.find("1 sequence of 512 tokens"), std::string::npos);
+  EXPECT_NE(run("plan " + qwen3 + " --parallel 2").out.find("2 sequences of 512 tokens"), std::string::npos);
+  fs::copy(qwen3, dir_ / "my model", fs::copy_options::recursive);
+  const std::string mine = " '" + path("my model") + "'", make = "kv2 calibrate" + mine;
+  expect_refused(run("eval kld" + mine + " --kv oscar2 --tokens " + tokens(500)), 2, {make});
+  expect_refused(run("tune" + mine + " --kv oscar2 --tokens " + tokens(500)), 2, {make});
+  expect_refused(run("logits" + mine + " --kv oscar2 --out " + path("l.npy") + " --tokens " + tokens(8)), 2,
+                 {make});
+  EXPECT_NE(run("eval norms" + mine + " --tokens " + tokens(500)).err.find(make), std::string::npos);
+  const std::string start = "-q run " + speaking() + " --raw -n 1 --kv bf16 -p a";
+  EXPECT_NE(run(start, "b").err.find("standard input is not read"), std::string::npos);
+  EXPECT_EQ(run(start).err, "");
+}
+
 TEST_F(Cli, EmptyPromptAndLongContextAreRefused) {
   expect_refused(run("run " + model("qwen3")), 2, {"prompt is empty"});
   expect_refused(run("plan " + model("qwen3") + " --ctx 999999999"), 2, {"999999999", "positions"});

@@ -42,8 +42,8 @@ ThreadTeam::ThreadTeam(int n_threads, Pinning pinning) {
   if (pinning == Pinning::OneEach) {
     cpus = allowed_cpus().cpus;
     if (n_threads > static_cast<int>(cpus.size()))
-      throw_error(ErrorCode::BadArgument, "--pin: {} threads, and this process may use {} CPUs", n_threads,
-                  cpus.size());
+      throw_error(ErrorCode::BadArgument, "--pin: {} threads, and this process may use {} CPU{}", n_threads,
+                  cpus.size(), cpus.size() == 1 ? "" : "s");
   }
   try {
     for (int i = 1; i < n_threads; i++)

@@ -119,7 +119,8 @@ std::vector<PricedPoint> starts(const std::vector<std::string>& methods, const C
     const CacheSpec spec = CacheSpec::parse(method);  // an unknown method is said, not skipped
     if (!spec.method.quantized()) continue;
     if (spec.method.needs_calibration() && calibration == nullptr) {
-      say(fmt::format("{} is left out: it needs a calibration of this model (kv2 calibrate MODEL)", method));
+      say(fmt::format("{} is left out: it needs a calibration of this model (kv2 calibrate {})", method,
+                      options.model));
       continue;
     }
     int n = 0;
@@ -137,7 +138,8 @@ std::vector<PricedPoint> starts(const std::vector<std::string>& methods, const C
   if (out.empty())
     throw_error(ErrorCode::BadArgument,
                 "tune: no method to search; give a quantized one with --kv, and a calibration where it needs "
-                "one (kv2 calibrate MODEL)");
+                "one (kv2 calibrate {})",
+                options.model);
   return out;
 }
 

@@ -27,6 +27,7 @@ struct TuneOptions {
   int starts = 6;                                   // of each method
   int rounds = 4, finalists = 3;
   int chunk_tokens = 256, n_threads = 0;
+  std::string model = "MODEL";  // as `kv2 calibrate` takes it, for messages
 };
 
 struct TuneChoice {
