@@ -35,6 +35,12 @@ void EvalOptions::add_schedule_to(CLI::App& app) {
     help += fmt::format("\n  {}: --prefill {} --sink {} --recent {} (paper: {})", s.method,
                         s.prefill == PrefillPolicy::Exact ? "exact" : "windowed", s.sink_tokens,
                         s.recent_tokens, s.of_paper);
+  const CacheSpec own;
+  help += fmt::format(
+      "\n  kv2, which is of no paper, keeps under paper its own windows: --prefill windowed --sink {} "
+      "--recent {}; "
+      "so does bf16; other methods are refused",
+      own.sink_tokens, own.recent_tokens);
   app.add_option("--schedule", schedule, help)->type_name("NAME");
 }
 

@@ -536,6 +536,8 @@ TEST_F(Cli, SchedulesOfPapersByName) {
   const Result all = run("-q " + kld + "naive2 --schedule kivi2");
   ASSERT_EQ(all.code, 0) << all.err;
   EXPECT_EQ(nlohmann::json::parse(all.out)["recent"], 128);
+  const Result help = run("eval kld --help");
+  EXPECT_NE(help.out.find("kv2, which is of no paper, keeps"), std::string::npos) << help.out;
   expect_refused(run(kld + "naive2 --schedule paper"), 2, {"naive2 has no schedule", "kivi2"});
   expect_refused(run(kld + "kivi2 --schedule kivi"), 2, {"'kivi' is unknown", "paper", "omni2"});
   expect_refused(run(kld + "kivi2 --schedule paper --sink 64"), 2, {"--schedule paper", "--sink"});
