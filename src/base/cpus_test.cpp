@@ -18,7 +18,10 @@ namespace {
 
 class Machine : public testing::Test {
  protected:
-  Machine() : sys_(std::filesystem::path(testing::TempDir()) / "kv2_cpus") {
+  // A folder for each test: they run side by side.
+  Machine()
+      : sys_(std::filesystem::path(testing::TempDir()) /
+             (std::string("kv2_cpus_") + testing::UnitTest::GetInstance()->current_test_info()->name())) {
     std::filesystem::remove_all(sys_);
     std::filesystem::create_directories(sys_);
   }
