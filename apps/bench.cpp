@@ -70,7 +70,7 @@ void run(BenchOptions o) {
   catch_interrupts();
   read_words(o);
   require_used(o);
-  if (!o.model.model.empty()) read_config(*open_model_file(o.model.model));  // before anything is measured
+  if (!o.model.model.empty()) require_room(o);  // before anything is loaded or measured
   BenchReport report(o.json);
   const bool kernels = o.wants("attend") || o.wants("linear") || o.wants("demote");
   if (o.wants("limits") || (kernels && o.model.device != "cpu"))  // a moment there, and every row's measure

@@ -118,6 +118,8 @@ void bench_limits(const BenchOptions& o, BenchReport& report);
 void bench_attend(const BenchOptions& o, BenchReport& report);
 void bench_linear(const BenchOptions& o, BenchReport& report);
 void bench_demote(const BenchOptions& o, BenchReport& report);
+/// Throws where the model is none, or has no room for what is to be measured. Loads no weights.
+void require_room(const BenchOptions& o);
 /// decode, prefill and batch on the real model.
 void bench_model(const BenchOptions& o, BenchReport& report);
 /// One decode step at the deepest --depth with the last of --batch, operation by operation.

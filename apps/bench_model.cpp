@@ -41,7 +41,6 @@ class ModelBench {
     const int n_sequences = 2 + (o.wants("batch") || o.wants("profile") ? most_sequences(o) : 0);
     const int64_t room = std::max({o.prompt, (o.repeats + 1) * o.steps, kPageTokens}) + kPageTokens;
     context_ = std::min<int64_t>(model.config().context, deepest + room);
-    require_room(model.config().context);
     cache_ = std::make_unique<KvCache>(
         model.backend(), spec, model.config().kv_shape(),
         CacheCapacity{.context_tokens = context_, .n_sequences = n_sequences, .chunk_tokens = o.prompt},
@@ -151,22 +150,6 @@ class ModelBench {
     }
   }
 
-  void require_room(int64_t positions) const {
-    for (const int64_t d : depths_) {
-      if (o_.wants("prefill") && d + o_.prompt > positions)
-        throw_error(ErrorCode::BadArgument,
-                    "--depth {} and a prompt of {} do not fit into the {} positions of this model; give a "
-                    "smaller --depth or --prompt",
-                    d, o_.prompt, positions);
-      const int64_t steps = o_.wants("profile") ? kPageTokens + 1 : int64_t{o_.repeats + 1} * o_.steps;
-      if ((o_.wants("decode") || o_.wants("batch") || o_.wants("profile")) && d + steps > positions)
-        throw_error(ErrorCode::BadArgument,
-                    "--depth {} and {} measured steps do not fit into the {} positions of this model; give a "
-                    "smaller --depth, --steps or --repeat",
-                    d, steps, positions);
-    }
-  }
-
   /// Largest KL divergence of the next positions, prefill against single steps.
   double compare() {
     const size_t vocab = static_cast<size_t>(model_.config().vocab);
@@ -256,6 +239,24 @@ class ModelBench {
 };
 
 }  // namespace
+
+void require_room(const BenchOptions& o) {
+  const int64_t positions = read_config(*open_model_file(o.model.model)).context;
+  int64_t steps = o.wants("profile") ? kPageTokens + 1 : 0;
+  if (o.wants("decode") || o.wants("batch")) steps = std::max(steps, int64_t{o.repeats + 1} * o.steps);
+  for (const int64_t d : depths_of(o)) {
+    if (o.wants("prefill") && d + o.prompt > positions)
+      throw_error(ErrorCode::BadArgument,
+                  "--depth {} and a prompt of {} do not fit into the {} positions of this model; give a "
+                  "smaller --depth or --prompt",
+                  d, o.prompt, positions);
+    if (steps > 0 && d + steps > positions)
+      throw_error(ErrorCode::BadArgument,
+                  "--depth {} and {} measured steps do not fit into the {} positions of this model; give a "
+                  "smaller --depth, --steps or --repeat",
+                  d, steps, positions);
+  }
+}
 
 void bench_model(const BenchOptions& o, BenchReport& report) {
   const int rows = std::max(o.prompt, most_sequences(o));

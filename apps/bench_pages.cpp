@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "base/memory.h"
-#include "cache/cache_plan.h"
 #include "ops/device_extras.h"
 #include "ops/reference/reference.h"
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "cache/cache_plan.h"
 #include "ops/cases/attend_case.h"
 
 namespace kv2::app {
@@ -37,7 +38,7 @@ class BenchPages {
  private:
   static constexpr int kMade = 64;  // pages
 
-  int n_pages() const { return static_cast<int>((size_.n_tokens + kPageTokens - 1) / kPageTokens); }
+  int n_pages() const { return static_cast<int>(pages_of(size_.n_tokens)); }
   int n_made() const { return std::min(n_pages(), kMade); }
   /// Which made page a page is a copy of. The last one is alone: it may be incomplete.
   int source(int sequence, int page) const {
