@@ -9,7 +9,7 @@
 //   lanes have one
 // so each lane has two sets of words, and of each set a number for the lower and one for the upper half of
 // its words. A code is how many of three bounds a value reaches: the code is monotonous in the value, so each
-// bound is a bf16, found once for a token by the specification's own arithmetic.
+// bound is a bf16, found once for a token by taking the specification's arithmetic back.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -166,60 +166,35 @@ struct Rows {
 __device__ __forceinline__ uint16_t bits_of_rank(uint32_t rank) {
   return static_cast<uint16_t>(rank & 0x8000 ? rank & 0x7fff : ~rank);
 }
-__device__ __forceinline__ uint32_t rank_of(float x) {
-  const uint32_t bits = __float_as_uint(x) >> 16;  // towards zero is near enough
-  return bits & 0x8000 ? ~bits & 0xffff : bits | 0x8000;
-}
-
-__device__ __forceinline__ float next_below(float x) {  // of a positive number
-  return __uint_as_float(__float_as_uint(x) - 1);
-}
 /// Rank of the smallest bf16 that is at least x.
 __device__ __forceinline__ uint32_t rank_above(double x) {
   const uint32_t bits = __float_as_uint(__double2float_ru(x));
   return bits >> 31 ? ~(bits >> 16) & 0xffff : ((bits + 0xffff) >> 16) | 0x8000;
 }
+__device__ __forceinline__ float next_above(float x) {  // of a positive number
+  return __uint_as_float(__float_as_uint(x) + 1);
+}
+__device__ __forceinline__ float next_below(float x) {
+  return __uint_as_float(__float_as_uint(x) - 1);
+}
 
 /// The smallest bf16 that has at least this code once it is clamped to ±limit; infinity where there is none.
+/// The specification's steps, taken back one after the other; scale and offset have eleven bits, so that
+/// doubles hold every number here exactly.
 __device__ __forceinline__ uint32_t bound_of(const Scaled& s, int code, float limit) {
-  const auto far_enough = [&](float distance) {
-    return __fadd_rn(__fdiv_rn(distance, s.scale), 0.5f) >= static_cast<float>(code);
-  };
-  const auto reached = [&](uint32_t rank) {
-    return far_enough(__fsub_rn(widen(bits_of_rank(rank)), s.offset));
-  };
-  uint32_t low = 0x0080, high = 0xff80;  // the bound is in [low, high], high if none
-  const auto try_near = [&](uint32_t rank) {
-    const uint32_t guess = min(max(rank, low + 1), high - 2);
-    if (!reached(guess - 1)) {
-      low = guess;
-      if (reached(guess))
-        high = guess;
-      else if (low = guess + 1; reached(guess + 1))
-        high = guess + 1;
-    } else {
-      high = guess - 1;
-    }
-  };
-  try_near(rank_of(__fmaf_rn(static_cast<float>(code) - 0.5f, s.scale, s.offset)));
-  // A bound far below the offset, as the middle one of a range clipped on both sides: what decides is how the
-  // distance from the offset is rounded, up from half way between two floats.
-  if (high - low > 3) {
-    float distance = __fmul_rn(static_cast<float>(code) - 0.5f, s.scale);
-    while (!far_enough(distance)) distance = __uint_as_float(__float_as_uint(distance) + 1);
-    while (far_enough(next_below(distance))) distance = next_below(distance);
-    try_near(rank_above(0.5 * (static_cast<double>(distance) + next_below(distance)) + s.offset));
-  }
-  while (low < high) {  // hardly ever
-    const uint32_t middle = (low + high) / 2;
-    if (reached(middle))
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  const uint32_t bound = bits_of_rank(low);
-  if (s.constant || low == 0xff80 || widen(bound) > limit) return 0x7f80;
-  return widen(bound) <= -limit ? 0xff80 : bound;
+  // quotient + 0.5 rounds to `code` from 0.5 - 2^-25, 1.5, 2.5 on; a quotient rounds to these from half way
+  // to the float below on (to 0.5 - 2^-25, which is odd, past that)
+  const double quotient = code == 1 ? 0.5 - 0x1.8p-25 : code == 2 ? 1.5 - 0x1p-24 : 2.5 - 0x1p-23;
+  const double least = s.scale * quotient;
+  float distance = __double2float_ru(least);
+  if (code == 1 && distance == least) distance = next_above(distance);
+  // and x - offset rounds to that distance from half way to the float below it on, or past that
+  const double bound = 0.5 * (static_cast<double>(distance) + next_below(distance)) + s.offset;
+  uint32_t rank = rank_above(bound);
+  if ((__float_as_uint(distance) & 1) && widen(bits_of_rank(rank)) == bound) rank++;
+  const uint16_t bits = bits_of_rank(rank);
+  if (s.constant || rank >= 0xff80 || widen(bits) > limit) return 0x7f80;
+  return widen(bits) <= -limit ? 0xff80 : bits;
 }
 
 /// Codes of a word's two values in the lower bytes of its halves: 128 + code as bf16 ends in the code.
