@@ -149,29 +149,34 @@ struct AttendTile {
 #else
 #define KV2_RUNS constexpr
 #endif
-inline constexpr int kMinRunPages = 32, kMaxRunPages = 64, kShortRuns = 512;
+inline constexpr int kMinRunPages = 32, kMaxRunPages = 64, kShortRuns = 512, kLongContext = 1024;
 /// Runs of pages, where a partial softmax begins and ends, are a function of the queries' page alone. Short
-/// ones at first, so that a short context fills more of a GPU; the aligned 64 pages that hold the queries'
-/// page in halves, because full pages, which are at the end, take as long as several packed ones.
-///   pages 0 .. 511: runs of 32     512 ..: runs of 64, but the last one of 1 to 32
+/// ones at first, so that a short context fills more of a GPU, but in a long one, which fills it with long
+/// runs alone: two short ones take longer than a long one. The aligned 64 pages that hold the queries' page
+/// are in halves, because full pages, which are at the end, take as long as several packed ones.
+///   queries before page 1,024:  pages 0 .. 511: runs of 32     512 ..: runs of 64, but the last one of 1 to
+///   32 from page 1,024 on:         runs of 64, but the last one of 1 to 32
 struct Runs {
   int query_page;
 
   KV2_RUNS int of(int page) const {
     constexpr int kShort = kMinRunPages, kLong = kMaxRunPages;
-    if (page < kShortRuns) return page / kShort;
-    return kShortRuns / kShort - kShortRuns / kLong + page / kLong +
+    if (page < short_pages()) return page / kShort;
+    return n_short() - n_short() * kShort / kLong + page / kLong +
            (page / kLong == query_page / kLong && page % kLong >= kShort);
   }
   KV2_RUNS int count() const { return of(query_page) + 1; }
   KV2_RUNS int begin(int run) const {
     constexpr int kShort = kMinRunPages, kLong = kMaxRunPages;
-    if (run < kShortRuns / kShort) return kShort * run;
-    const int cell = kLong * (run - kShortRuns / kShort + kShortRuns / kLong),
-              last = query_page / kLong * kLong + kShort;
+    if (run < n_short()) return kShort * run;
+    const int cell = kLong * (run - n_short()) + short_pages(), last = query_page / kLong * kLong + kShort;
     return cell < last ? cell : last;
   }
   KV2_RUNS int end(int run) const { return run + 1 < count() ? begin(run + 1) : query_page + 1; }
+
+ private:
+  KV2_RUNS int short_pages() const { return query_page < kLongContext ? kShortRuns : 0; }
+  KV2_RUNS int n_short() const { return short_pages() / kMinRunPages; }
 };
 
 #undef KV2_RUNS
