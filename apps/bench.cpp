@@ -64,6 +64,7 @@ void require_used(const BenchOptions& o) {
   check(!o.depths.empty(), "--depth", {"attend", "decode", "prefill", "batch", "profile"});
   check(!o.batches.empty(), "--batch", {"attend", "batch", "profile"});
   check(!o.rows.empty(), "--rows", {"attend"});
+  check(o.absorb, "--absorb", {"decode", "prefill", "batch", "profile"});
 }
 
 void run(BenchOptions o) {
@@ -270,6 +271,7 @@ void add_bench(CLI::App& program) {
       "--random-cache", o->random_cache,
       "begin at a depth with random keys and values instead of a prompt, each sequence with pages of "
       "its own");
+  add_absorb(*app, o->absorb);
   app->add_flag("--json", o->json, "one JSON object per row");
   app->callback([o] { run(*o); });
 }

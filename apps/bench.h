@@ -21,7 +21,7 @@ struct BenchOptions {
   std::vector<int64_t> depths;
   std::vector<int> batches, rows;  // empty: not given
   int repeats = 5, steps = 16, prompt = 512;
-  bool json = false, random_cache = false;
+  bool json = false, random_cache = false, absorb = false;
 
   bool wants(const std::string& part) const;
   /// Of `batch` and `profile`.

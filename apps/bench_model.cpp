@@ -41,10 +41,12 @@ class ModelBench {
     const int n_sequences = 2 + (o.wants("batch") || o.wants("profile") ? most_sequences(o) : 0);
     const int64_t room = std::max({o.prompt, (o.repeats + 1) * o.steps, kPageTokens}) + kPageTokens;
     context_ = std::min<int64_t>(model.config().context, deepest + room);
+    FittedMethod fitted = fit_method(spec, model.config().kv_shape(), calibration);
+    if (o.absorb) model.absorb_values(fitted.transforms);  // methods without a basis get the file's W_o back
     cache_ = std::make_unique<KvCache>(
         model.backend(), spec, model.config().kv_shape(),
         CacheCapacity{.context_tokens = context_, .n_sequences = n_sequences, .chunk_tokens = o.prompt},
-        fit_method(spec, model.config().kv_shape(), calibration));
+        std::move(fitted));
     base_ = open();
     if (o.random_cache) pages_ = std::make_unique<RandomPages>(model, o.prompt);
   }
@@ -221,8 +223,9 @@ class ModelBench {
     return plan_cache(spec_, model_.config().kv_shape(), one).total_bytes();
   }
   std::string name(int64_t depth, int n, const char* what) const {
-    return fmt::format("{} depth {}{}, {} {}", spec_.method_text(), depth, pages_ ? " (random pages)" : "", n,
-                       what);
+    return fmt::format("{}{} depth {}{}, {} {}", spec_.method_text(),
+                       model_.has_absorbed_values() ? ", absorbed" : "", depth,
+                       pages_ ? " (random pages)" : "", n, what);
   }
 
   const BenchOptions& o_;
@@ -242,6 +245,7 @@ class ModelBench {
 
 void require_room(const BenchOptions& o) {
   const int64_t positions = read_config(*open_model_file(o.model.model)).context;
+  if (o.absorb) require_turned_values(o.specs("bf16,quarot2"));
   int64_t steps = o.wants("profile") ? kPageTokens + 1 : 0;
   if (o.wants("decode") || o.wants("batch")) steps = std::max(steps, int64_t{o.repeats + 1} * o.steps);
   for (const int64_t d : depths_of(o)) {

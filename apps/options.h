@@ -60,6 +60,8 @@ std::string kv_help();
 /// A repeatable --kv option: every occurrence may hold several methods, split by commas
 /// ("bf16,oscar2:clip-k=0.9,naive2": a piece with '=' belongs to the method before it).
 CLI::Option* add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults);
+/// --absorb: EngineOptions::absorb_values.
+void add_absorb(CLI::App& app, bool& absorb);
 std::vector<std::string> split_methods(const std::vector<std::string>& texts);
 
 /// The file given by --calibration, or the one in the user's cache made for this model; nullopt when neither
@@ -103,7 +105,7 @@ void require_context(const ModelOptions& options, int64_t asked);
 int64_t choose_context(const Model& model, const CacheSpec& spec, int n_sequences, int chunk_tokens,
                        int64_t asked);
 
-/// One table on stderr: what is loaded, quantized, allocated and chosen.
+/// One table on stderr: what is loaded, quantized, allocated, absorbed and chosen.
 void print_start_table(const Model& model, const CacheSpec& spec, const CachePlan& plan,
                        const std::optional<Calibration>& calibration);
 

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "engine/transforms.h"
 #include "calibrate/calibrate.h"
 #include "text/chat_template.h"
 #include "text/text_file.h"
@@ -32,7 +33,7 @@ struct Options {
   std::string kv, prompt, file, system;
   int64_t ctx = 0, n = 256;
   int chunk = 512;
-  bool raw = false, json = false, ignore_eos = false, no_bos = false;
+  bool raw = false, json = false, ignore_eos = false, no_bos = false, absorb = false;
   SamplingParams sampling;
 };
 
@@ -111,10 +112,10 @@ void report(const Answer& a, Engine& engine, const Options& o) {
 
 /// A wrong --kv is said before anything is loaded.
 void check_method(const Options& o) {
-  if (!o.kv.empty())
-    (void)o.cache.spec(o.kv);
-  else
-    check_default_methods({kDefault}, [&](const auto& texts) { (void)o.cache.specs(texts); });
+  if (o.kv.empty())
+    return check_default_methods({kDefault}, [&](const auto& texts) { (void)o.cache.specs(texts); });
+  const CacheSpec spec = o.cache.spec(o.kv);
+  if (o.absorb) require_turned_values(std::span(&spec, 1));
 }
 
 class Conversation {
@@ -259,7 +260,8 @@ void run(const Options& o) {
   const EngineOptions options{.cache = spec,
                               .context = choose_context(*s.model, spec, 1, o.chunk, o.ctx),
                               .n_sequences = 1,
-                              .chunk_tokens = o.chunk};
+                              .chunk_tokens = o.chunk,
+                              .absorb_values = o.absorb};
   Engine engine(*s.model, options, calibration ? &*calibration : nullptr);
   print_start_table(*s.model, spec, engine.cache().plan(), calibration);
   calibration.reset();  // the cache has its own
@@ -292,6 +294,7 @@ void add_run(CLI::App& program) {
   app->add_option("--ctx", o->ctx,
                   "tokens of prompt and answer; default: what the model allows and memory holds")
       ->check(at_least(0));
+  add_absorb(*app, o->absorb);
   app->add_option("--chunk", o->chunk, "prompt tokens of one step")->check(CLI::Range(1, 1 << 14));
   app->add_option("--temperature", o->sampling.temperature, "0: always the most likely token");
   app->add_option("--top-k", o->sampling.top_k, "0: all");

@@ -4,7 +4,7 @@
 divergence and equal most likely tokens), and greedy text token by token, with the gap between the two best logits
 where it parts. Text: needles, haystack and questions as in needle-15m's README (or --text FILE), any model's tokenizer.
 
-  scripts/gpu_agreement.py KV2 MODEL [--device cuda:0] [--tokens 3000] [--greedy 256] [--methods bf16,quarot2,kv2]
+  scripts/gpu_agreement.py KV2 MODEL [--device cuda:0] [--tokens 3000] [--greedy 256] [--methods bf16,quarot2,kv2] [--absorb]
 """
 import argparse
 import json
@@ -58,6 +58,7 @@ def main():
     parser.add_argument("--methods", default="bf16,quarot2,kv2")
     parser.add_argument("--text", help="a file to read instead of made-up haystacks")
     parser.add_argument("--calibration", help="a file; made here by the CPU from the same kind of text by default")
+    parser.add_argument("--absorb", action="store_true", help="the other device's W_o takes in V's way back; methods with one")
     a = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         at = lambda name: os.path.join(work, name)
@@ -70,10 +71,11 @@ def main():
         if not a.calibration and any(m.startswith(("oscar", "kv2")) for m in a.methods.split(",")):
             kv2(a.kv2, "calibrate", a.model, "--text", at("calibration"), "--n-tokens", 16384, "--held-out", 4096, "--out", calibration)
         known = ["--calibration", calibration] if os.path.exists(calibration) else []
+        on = lambda device: ["--device", device] + (["--absorb"] if a.absorb and device != "cpu" else [])
         for method in a.methods.split(","):
             both = {}
             for device in "cpu", a.device:
-                kv2(a.kv2, "logits", a.model, "--device", device, "--kv", method, "--tokens", at("ids.npy"), "--out", at("l.npy"), *known)
+                kv2(a.kv2, "logits", a.model, *on(device), "--kv", method, "--tokens", at("ids.npy"), "--out", at("l.npy"), *known)
                 both[device] = log_softmax(np.load(at("l.npy")))
             p, q = both["cpu"], both[a.device]
             kl = (np.exp(p) * (p - q)).sum(axis=1)
@@ -83,7 +85,7 @@ def main():
             prompt = kv2(a.kv2, "tokenize", a.model, "--decode", input=json.dumps(ids[:len(ids) * 3 // 4]))
             with open(at("prompt"), "w") as f:
                 f.write(prompt)
-            texts = [json.loads(kv2(a.kv2, "run", a.model, "--device", device, "--kv", method, "--file", at("prompt"), "--raw", "--no-bos",
+            texts = [json.loads(kv2(a.kv2, "run", a.model, *on(device), "--kv", method, "--file", at("prompt"), "--raw", "--no-bos",
                                     "--temperature", 0, "--ignore-eos", "-n", a.greedy, "--json", *known).splitlines()[-1])["tokens"]
                      for device in ("cpu", a.device)]
             parts = [i for i in range(len(texts[0])) if texts[0][i] != texts[1][i]]
@@ -94,7 +96,7 @@ def main():
             np.save(at("ids.npy"), np.array(shared, dtype=np.int32))
             gaps = []
             for device in "cpu", a.device:
-                kv2(a.kv2, "logits", a.model, "--device", device, "--kv", method, "--tokens", at("ids.npy"), "--out", at("l.npy"), *known)
+                kv2(a.kv2, "logits", a.model, *on(device), "--kv", method, "--tokens", at("ids.npy"), "--out", at("l.npy"), *known)
                 last = np.load(at("l.npy"))[-1]
                 gaps.append(last[texts[0][parts[0]]] - last[texts[1][parts[0]]])
             print(f"{method}: greedy text parts at token {parts[0]} of {len(texts[0])}; logit of the CPU's choice minus the GPU's: "

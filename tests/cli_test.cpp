@@ -747,6 +747,30 @@ TEST_F(Cli, BenchOfASmallModel) {
   EXPECT_EQ(run("bench attend --depth 64 --repeat 1 >/dev/full").code, 1) << "what was lost is said";
 }
 
+TEST_F(Cli, AbsorbingIsSaidAndRefusedWhereThereIsNothingToAbsorb) {
+  const Result r = run("bench decode " + model("qwen3") +
+                       " --depth 70 --prompt 5 --steps 1 --repeat 1 --kv bf16,quarot2,bf16 --absorb --json");
+  ASSERT_EQ(r.code, 0) << r.err;
+  std::stringstream lines(r.out);
+  std::vector<bool> absorbed;
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json row = nlohmann::json::parse(line);
+    if (row["part"] != "decode") continue;
+    absorbed.push_back(row["name"].get<std::string>().find("absorbed") != std::string::npos);
+    EXPECT_EQ(row["error"], 0) << "a prompt's bits are those of steps: " << line;
+  }
+  EXPECT_EQ(absorbed, (std::vector{false, true, false})) << r.out;
+  expect_refused(run("bench decode " + model("qwen3") + " --depth 70 --kv bf16,naive2 --absorb"), 2,
+                 {"bf16", "nothing to absorb", "quarot2"});
+  expect_refused(run("bench attend --absorb"), 2, {"--absorb", "decode"});
+
+  const std::string ask = "run " + speaking() + " --raw -p abc -n 3 --ignore-eos ";
+  const Result text = run(ask + "--kv quarot2 --absorb");
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_NE(text.err.find("absorbed"), std::string::npos) << text.err;
+  expect_refused(run(ask + "--kv bf16 --absorb"), 2, {"bf16", "nothing to absorb"});
+}
+
 // Times are not judged; that every part compares with its specification before it times is.
 TEST_F(Cli, BenchOfKernelsComparesAndPrintsOneObjectPerRow) {
   const Result r = run("bench attend demote " + model("qwen3") +

@@ -13,6 +13,8 @@
 #include "engine/device.h"
 #include "f32_attention.h"
 #include "formats/safetensors.h"
+#include "kv2/error.h"
+#include "quant/transform.h"
 #include "support.h"
 
 namespace kv2::test {
@@ -141,6 +143,26 @@ TEST_F(SmolLm2, PlanOfCodedWeightsEqualsWhatIsMade) {
   const double planned = static_cast<double>(plan_model(model->file(), *device, 8).weight_bytes);
   EXPECT_NEAR(static_cast<double>(model->weight_bytes()) / planned, 1, 0.01);
   EXPECT_LE(model->weight_bytes(), 100u << 20);  // not far from the file's own bytes: no second form of them
+}
+
+TEST_F(SmolLm2, CodedWeightsCannotAbsorbABasis) {
+  const auto device = open_device({.device = "cpu", .n_threads = 1});
+  const auto model = Model::load(path_, *device, 8);
+  const KvShape shape = model->config().kv_shape();
+  const LayerTransforms turned{{}, hadamard_transform(shape.n_kv_heads, shape.head_dim)};
+  const std::vector<LayerTransforms> transforms(shape.n_layers, turned);
+  try {
+    model->absorb_values(transforms);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::Unsupported);
+    for (const char* word : {"layer 0", "attn_output", "Q4_1", "--linears", "--device"})
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << word << " in: " << e.what();
+  }
+  EXPECT_FALSE(model->has_absorbed_values());
+  Runner runner(*model, CacheSpec{}, {.context_tokens = 64, .n_sequences = 1, .chunk_tokens = 8});
+  EXPECT_EQ(runner.feed(runner.open(), random_tokens(5, 100, 1), 5, 0).size(), 5u * model->config().vocab)
+      << "the model goes on as it was";
 }
 
 TEST_F(SmolLm2, Bf16LinearsAgreeWithAnIndependentImplementation) {

@@ -135,6 +135,10 @@ struct Method {
   std::vector<LayerOverride> overrides;  // a later one wins
 
   bool quantized() const { return k.codec != CodecId::None; }
+  /// Whether V is stored in a basis of the method's.
+  bool turns_values() const {
+    return transform != TransformKind::Identity && transform_sides != TransformSides::Keys;
+  }
   CoderKind coder_k() const { return sides == FeedbackSides::Values ? CoderKind::Round : coder; }
   CoderKind coder_v() const { return sides == FeedbackSides::Keys ? CoderKind::Round : coder; }
   bool needs_calibration() const {

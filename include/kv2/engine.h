@@ -83,6 +83,10 @@ struct EngineOptions {
   int64_t context = 0;  // tokens per sequence, prompt and answer
   int n_sequences = 1;
   int chunk_tokens = 512;  // prompt tokens of one step
+  /// The way back from the method's basis of V becomes a part of W_o, one op less in every layer; the model
+  /// then serves caches of this method alone. Errors: BadArgument where V is stored in the model's own basis,
+  /// Unsupported where weights stay in the file's codes (as on a CPU by default).
+  bool absorb_values = false;
 };
 
 struct OpenOptions {
@@ -92,6 +96,7 @@ struct OpenOptions {
   int64_t context = 0;  // tokens per sequence; 0: as many as the model allows and free memory holds
   int n_sequences = 1;
   int chunk_tokens = 512;
+  bool absorb_values = false;  // see EngineOptions
   std::string device = "cpu";
   int n_threads = 0;  // 0: the cores this process may use
 };

@@ -57,6 +57,7 @@ KvCache::Impl::Impl(Backend& backend, const CacheSpec& spec, const KvShape& shap
       shape(shape),
       plan(checked_plan(backend, spec, shape, capacity, fitted)),
       clips(std::move(fitted.clips)),
+      value_bases(value_bases_of(fitted.transforms)),
       transforms(backend, fitted.transforms),
       factors(backend, spec.method, plan.layout, fitted.factors),
       full_slab(backend, plan.full_bytes),
@@ -170,6 +171,9 @@ Coder KvCache::coder_v(int layer) const {
   return impl_->coder(layer, true);
 }
 
+const std::string& KvCache::value_bases() const {
+  return impl_->value_bases;
+}
 KvCache::DeviceTransform KvCache::transforms(int layer) const {
   const auto m = impl_->transforms.layer(layer);
   return {m[0], m[1], m[2], m[3], m[4], m[5], impl_->transforms.rotates_keys(layer)};

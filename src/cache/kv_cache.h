@@ -109,6 +109,8 @@ class KvCache {
     bool k_rotates = false;
   };
   DeviceTransform transforms(int layer) const;
+  /// value_bases_of the transforms.
+  const std::string& value_bases() const;
 
   // For tests, files and `inspect`: canonical bytes of one head page; empty when the page is not held in that
   // form. Of a layer packed in another format than int2: the part of all KV heads, whatever kv_head says.

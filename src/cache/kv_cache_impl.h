@@ -8,6 +8,7 @@
 // exceed the left side and a sequence that is below its promise always finds a free slot.
 #pragma once
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,7 @@ struct KvCache::Impl {
   KvShape shape;
   CachePlan plan;
   std::vector<std::pair<float, float>> clips;
+  std::string value_bases;
   DeviceTransforms transforms;
   DeviceFactors factors;
   DeviceSlab full_slab, packed_slab;

@@ -150,12 +150,11 @@ struct AttendTile {
 #define KV2_RUNS constexpr
 #endif
 inline constexpr int kMinRunPages = 32, kMaxRunPages = 64, kShortRuns = 512, kLongContext = 1024;
-/// Runs of pages, where a partial softmax begins and ends, are a function of the queries' page alone. Short
-/// ones at first, so that a short context fills more of a GPU, but in a long one, which fills it with long
-/// runs alone: two short ones take longer than a long one. The aligned 64 pages that hold the queries' page
-/// are in halves, because full pages, which are at the end, take as long as several packed ones.
-///   queries before page 1,024:  pages 0 .. 511: runs of 32     512 ..: runs of 64, but the last one of 1 to
-///   32 from page 1,024 on:         runs of 64, but the last one of 1 to 32
+/// Runs of pages, where a partial softmax begins and ends, are a function of the queries' page alone. Those
+/// of queries before page kLongContext have kMinRunPages up to page kShortRuns, so that a short context fills
+/// more of a GPU; all others have kMaxRunPages, as two short ones take longer than a long one, but for the
+/// last one: the aligned kMaxRunPages that hold the queries' page are in halves, because full pages, which
+/// are at the end, take as long as several packed ones.
 struct Runs {
   int query_page;
 

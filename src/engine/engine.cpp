@@ -31,6 +31,10 @@ KvCache make_engine_cache(Model& model, const EngineOptions& o, const Calibratio
   if (calibration != nullptr && o.cache.method.needs_calibration())
     calibration->require_model(model.fingerprint());
   FittedMethod fitted = fit_method(o.cache, shape, calibration);
+  if (o.absorb_values) {
+    require_turned_values(std::span(&o.cache, 1));
+    model.absorb_values(fitted.transforms);
+  }
   const CacheCapacity capacity{.context_tokens = o.context,
                                .n_sequences = o.n_sequences,
                                .chunk_tokens = o.chunk_tokens,

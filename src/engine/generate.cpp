@@ -76,7 +76,8 @@ std::unique_ptr<Engine> Engine::open(const OpenOptions& o) {
   const EngineOptions options{.cache = o.cache,
                               .context = choose_context(*own.model, o),
                               .n_sequences = o.n_sequences,
-                              .chunk_tokens = o.chunk_tokens};
+                              .chunk_tokens = o.chunk_tokens,
+                              .absorb_values = o.absorb_values};
   Model& model = *own.model;
   auto impl = std::make_unique<Impl>(model, options, calibration ? &*calibration : nullptr, std::move(own));
   calibration.reset();  // the cache has its own

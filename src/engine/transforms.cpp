@@ -138,6 +138,15 @@ void require_shape(const Calibration& calibration, const KvShape& shape) {
                 shape.n_kv_heads, shape.head_dim);
 }
 
+void require_turned_values(std::span<const CacheSpec> specs) {
+  if (std::any_of(specs.begin(), specs.end(), [](const CacheSpec& s) { return s.method.turns_values(); }))
+    return;
+  throw_error(ErrorCode::BadArgument,
+              "{} stores V in the model's own basis, so W_o has nothing to absorb; quarot2, oscar2, kv2 and "
+              "others that turn V do",
+              specs.empty() ? "bf16" : specs.front().method_text());
+}
+
 FittedMethod fit_method(const CacheSpec& spec, const KvShape& shape, const Calibration* calibration) {
   const Method& method = spec.method;
   FittedMethod out;

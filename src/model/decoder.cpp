@@ -67,6 +67,7 @@ class Forward {
                  .kv = step_.kv,
                  .pages = step_.demotions});
     float* out = at(m_.plan.attention);  // in the stored basis
+    const bool comes_back = transforms.v_decode && !w.o_has_basis;
     b_.attend({.layer = layer,
                .q = q_,
                .out = out,
@@ -74,8 +75,8 @@ class Forward {
                .sequences = step_.sequences,
                .softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.head_dim))),
                .soft_cap = 0,
-               .feeds_linear = !transforms.v_decode});
-    if (transforms.v_decode) {
+               .feeds_linear = !comes_back});
+    if (comes_back) {
       float* back = at(m_.plan.q);  // queries have been read
       transform(out, back, c_.n_heads, transforms.v_decode, {.add = transforms.v_mean}, Basis::Rows);
       out = back;
@@ -283,6 +284,18 @@ void check_batch(const Batch& batch, const ModelConfig& config, int max_rows) {
 void step(Model::Impl& m, const Batch& batch, KvCache& cache, const Forward::Results& results,
           Observer* observer) {
   check_batch(batch, m.config, m.max_rows);
+  if (!m.value_bases.empty()) {
+    if (m.value_bases != cache.value_bases())
+      throw_error(
+          ErrorCode::Mismatch,
+          "W_o of this model has absorbed V's basis of another method than {}; run with caches of one "
+          "method, or without absorbing",
+          cache.spec().method_text());
+    if (observer)
+      throw_error(ErrorCode::Unsupported,
+                  "W_o of this model has absorbed V's basis: attention's output cannot be observed in the "
+                  "model's own; load it without absorbing");
+  }
   const CacheStep step = cache.begin(batch.slices);
   Forward(m, batch, cache, step, observer).run(results);
   m.backend.sync();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <utility>
 
 #include "base/check.h"
 #include "base/memory.h"
@@ -121,6 +122,21 @@ int Model::max_rows() const {
 }
 void Model::read_output_projection(int layer, float* out) const {
   kv2::read_output_projection(*impl_->file, impl_->config, layer, out);
+}
+void Model::absorb_values(std::span<const LayerTransforms> transforms) {
+  Impl& m = *impl_;
+  if (m.value_bases == value_bases_of(transforms)) return;
+  const std::string before = std::exchange(m.value_bases, "neither");
+  try {
+    load_output_projections(*m.file, m.config, m.backend, transforms, m.weights);
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::Unsupported) m.value_bases = before;
+    throw;
+  }
+  m.value_bases = value_bases_of(transforms);
+}
+bool Model::has_absorbed_values() const {
+  return !impl_->value_bases.empty();
 }
 size_t Model::weight_bytes() const {
   return impl_->weights.bytes();

@@ -52,6 +52,13 @@ class Model {
   int max_rows() const;
   /// W_o of a layer as the file has it, decoded: out [hidden, n_heads·head_dim], host memory.
   void read_output_projection(int layer, float* out) const;
+  /// V's way back out of its stored basis becomes a part of W_o, an op less in every layer: for caches of
+  /// these transforms, [n_layers], alone from now on, and without observers. Empty, or without such a basis:
+  /// W_o as the file has it, for every cache. Where the backend rounds weights, W_o is rounded in the other
+  /// basis. Errors: Unsupported where weights stay in the file's codes, and nothing has changed; after any
+  /// other this model cannot go on.
+  void absorb_values(std::span<const LayerTransforms> transforms);
+  bool has_absorbed_values() const;
   size_t weight_bytes() const;   // on the device
   size_t scratch_bytes() const;  // of forwards of max_rows rows
 

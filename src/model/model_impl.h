@@ -40,6 +40,7 @@ struct Model::Impl {
   ModelWeights weights;
   DeviceBuffer scratch;
   std::vector<float> inv_frequency;
+  std::string value_bases;  // of the caches that W_o is for (value_bases_of); empty: any
 
   Impl(Backend& b, std::unique_ptr<TensorFile> f, int rows);
 };

@@ -10,6 +10,7 @@
 #include "formats/gguf.h"
 #include "formats/weight_codes.h"
 #include "model/arch.h"
+#include "model/output_basis.h"
 
 namespace kv2 {
 namespace {
@@ -134,11 +135,11 @@ WeightCodes codes_of(const TensorFile& file, const std::vector<const TensorInfo*
 class Loader {
  public:
   Loader(const TensorFile& file, const ModelConfig& config, Backend& backend)
-      : file_(file),
-        namer_(file),
-        config_(config),
-        backend_(backend),
-        progress_("load model", count_bytes()) {}
+      : Loader(file, config, backend, "load model", count_bytes(file)) {}
+  /// `title` and `bytes` of the tensors to be read: what the progress shows.
+  Loader(const TensorFile& file, const ModelConfig& config, Backend& backend, const char* title,
+         int64_t bytes)
+      : file_(file), namer_(file), config_(config), backend_(backend), progress_(title, bytes) {}
 
   ModelWeights load() {
     const TensorNames& n = namer_.names();
@@ -155,10 +156,35 @@ class Loader {
     return w;
   }
 
+  /// W_o; `v` with a decode matrix: for outputs in its basis.
+  std::unique_ptr<Linear> output(int layer, const Transform* v) {
+    const Stack s = stack(layer, {namer_.names().o}, config_.output_bias);
+    if (!v) return make(s, source(s));
+    const auto basis = std::make_shared<const OutputBasis>(*v, config_.n_heads);
+    LinearSource turned = source(s);
+    std::vector<float> bias(s.bias);
+    if (basis->has_mean()) {
+      constexpr int kRows = 256;
+      bias.resize(turned.n_out);
+      std::vector<float> rows(static_cast<size_t>(kRows) * turned.n_in);
+      for (int row = 0; row < turned.n_out; row += kRows) {
+        const int n = std::min(kRows, turned.n_out - row);
+        turned.fill(row, n, rows.data());
+        basis->add_mean(rows.data(), n, bias.data() + row);
+      }
+      turned.bias = bias;
+    }
+    turned.fill = [fill = turned.fill, basis](int row0, int n_rows, float* rows) {
+      fill(row0, n_rows, rows);
+      basis->absorb(rows, n_rows);
+    };
+    return make(s, turned);
+  }
+
  private:
-  int64_t count_bytes() const {
+  static int64_t count_bytes(const TensorFile& file) {
     int64_t bytes = 0;
-    for (const TensorInfo& t : file_.tensors()) bytes += static_cast<int64_t>(t.bytes);
+    for (const TensorInfo& t : file.tensors()) bytes += static_cast<int64_t>(t.bytes);
     return bytes;
   }
 
@@ -168,7 +194,7 @@ class Loader {
     w.attention_norm = vector(i, n.attention_norm);
     w.qkv = linear(i, {n.q, n.k, n.v}, config_.qkv_bias);
     if (config_.qk_norm) w.q_norm = vector(i, n.q_norm), w.k_norm = vector(i, n.k_norm);
-    w.o = linear(i, {n.o}, config_.output_bias);
+    w.o = output(i, nullptr);
     w.mlp_norm = vector(i, n.mlp_norm);
     w.gate_up = linear(i, {n.gate, n.up}, false);
     w.down = linear(i, {n.down}, false);
@@ -237,7 +263,10 @@ class Loader {
 
   std::unique_ptr<Linear> linear(int layer, std::initializer_list<const char*> names, bool with_bias) {
     const Stack s = stack(layer, names, with_bias);
-    auto out = backend_.make_linear(source(s));
+    return make(s, source(s));
+  }
+  std::unique_ptr<Linear> make(const Stack& s, const LinearSource& from) {
+    auto out = backend_.make_linear(from);
     for (const TensorInfo* t : s.parts) progress_.advance(static_cast<int64_t>(t->bytes));
     return out;
   }
@@ -275,6 +304,38 @@ void check_tensors(const TensorFile& file, const ModelConfig& config) {
 
 ModelWeights load_weights(const TensorFile& file, const ModelConfig& config, Backend& backend) {
   return Loader(file, config, backend).load();
+}
+
+void load_output_projections(const TensorFile& file, const ModelConfig& config, Backend& backend,
+                             std::span<const LayerTransforms> transforms, ModelWeights& weights) {
+  const auto basis_of = [&](int layer) -> const Transform* {
+    return transforms.empty() || transforms[layer].v.decode.empty() ? nullptr : &transforms[layer].v;
+  };
+  KV2_CHECK(transforms.empty() || transforms.size() == weights.layers.size(), "{} transforms, {} layers",
+            transforms.size(), weights.layers.size());
+  const Namer namer(file);
+  int64_t bytes = 0;
+  for (int i = 0; i < config.n_layers; i++) {
+    const TensorInfo* t = file.find(namer.weight(i, namer.names().o));
+    KV2_CHECK(t != nullptr, "layer {} passed check_tensors", i);
+    if (basis_of(i) && backend.multiplies_codes() && code_format(t->type))
+      throw_error(ErrorCode::Unsupported,
+                  "layer {}: {} is multiplied in the file's codes ({}), which cannot absorb V's basis; float "
+                  "weights can: --linears bf16 or f32, or --device cuda:0",
+                  i, t->name, t->type);
+    if (basis_of(i) || weights.layers[i].o_has_basis) bytes += static_cast<int64_t>(t->bytes);
+  }
+  if (bytes == 0) return;
+  Loader loader(file, config, backend, "V into W_o", bytes);
+  for (int i = 0; i < config.n_layers; i++) {
+    LayerWeights& w = weights.layers[i];
+    if (!basis_of(i) && !w.o_has_basis) continue;
+    throw_if_interrupted();
+    w.o.reset();  // never in memory twice
+    w.o = loader.output(i, basis_of(i));
+    w.o_has_basis = basis_of(i) != nullptr;
+    file.forget();
+  }
 }
 
 void read_output_projection(const TensorFile& file, const ModelConfig& config, int layer, float* out) {

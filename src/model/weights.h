@@ -4,11 +4,13 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "formats/tensor_file.h"
 #include "model/config.h"
 #include "model/device_buffer.h"
+#include "quant/transform.h"
 
 namespace kv2 {
 
@@ -17,6 +19,7 @@ struct LayerWeights {
   std::unique_ptr<Linear> qkv;      // hidden -> (n_heads + 2 n_kv_heads)·head_dim: rows of q, then k, then v
   DeviceBuffer q_norm, k_norm;      // [head_dim], with qk_norm
   std::unique_ptr<Linear> o;        // n_heads·head_dim -> hidden
+  bool o_has_basis = false;         // o takes attention's output in V's stored basis (output_basis.h)
   DeviceBuffer mlp_norm;            // [hidden]
   std::unique_ptr<Linear> gate_up;  // hidden -> 2·intermediate: rows of gate, then up
   std::unique_ptr<Linear> down;     // intermediate -> hidden
@@ -36,6 +39,13 @@ struct ModelWeights {
 void check_tensors(const TensorFile& file, const ModelConfig& config);
 /// Of a file that passed check_tensors.
 ModelWeights load_weights(const TensorFile& file, const ModelConfig& config, Backend& backend);
+
+/// Makes W_o of every layer again: for outputs of attention in V's stored basis where that has a decode
+/// matrix, else as load_weights does. transforms: [n_layers], or empty for none anywhere. Of a file that
+/// passed check_tensors. Errors: Unsupported where the backend would multiply the file's codes, which cannot
+/// be transformed; nothing has changed then.
+void load_output_projections(const TensorFile& file, const ModelConfig& config, Backend& backend,
+                             std::span<const LayerTransforms> transforms, ModelWeights& weights);
 
 /// W_o of a layer, decoded: out [hidden, n_heads·head_dim]. Of a file that passed check_tensors.
 void read_output_projection(const TensorFile& file, const ModelConfig& config, int layer, float* out);

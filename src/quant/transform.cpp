@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "quant/rotation.h"
 
 namespace kv2 {
@@ -33,6 +34,20 @@ Transform rotation_by(const std::vector<double>& m, int n_kv_heads, size_t d) {
 }
 
 }  // namespace
+
+std::string value_bases_of(std::span<const LayerTransforms> layers) {
+  Hash128 hash;
+  bool any = false;
+  for (const LayerTransforms& t : layers) {
+    any = any || !t.v.decode.empty();
+    for (const std::vector<float>* values : {&t.v.decode, &t.v.mean}) {
+      const uint64_t n = values->size();
+      hash.add(std::as_bytes(std::span(&n, 1)));
+      hash.add(std::as_bytes(std::span(*values)));
+    }
+  }
+  return any ? hash.hex() : std::string();
+}
 
 Transform hadamard_transform(int n_kv_heads, int head_dim) {
   return hadamard_transform(n_kv_heads, head_dim, 0);

@@ -4,6 +4,8 @@
 // that head's query heads becomes q' = q·decodeᵀ, so that q·k = q·mean + q'·k'.
 #pragma once
 
+#include <span>
+#include <string>
 #include <vector>
 
 namespace kv2 {
@@ -21,6 +23,10 @@ struct Transform {
 struct LayerTransforms {
   Transform k, v;
 };
+
+/// Names what leads V out of its stored basis in all layers, by the bytes of matrices and means; empty where
+/// no layer has such a matrix.
+std::string value_bases_of(std::span<const LayerTransforms> layers);
 
 Transform identity_transform(int n_kv_heads, int head_dim);
 /// The normalised Hadamard matrix of order head_dim on every KV head. Orders: m·2^n with m in {1, 12, 20,
