@@ -115,7 +115,7 @@ void measure(Backend& backend, const BenchOptions& o, const Matrix& m, const std
   const RandomWeights weights(n_in, n_out, type);
   std::vector<std::unique_ptr<Linear>> linears;
   for (int i = 0; i < copies; i++) linears.push_back(backend.make_linear(weights.source()));
-  for (const int n_rows : {1, 8, 32, 512}) {
+  for (const int n_rows : {1, 8, 32, 64, 512}) {
     if (n_rows * static_cast<int64_t>(n_out) > int64_t{1} << 24) continue;  // nobody asks for such logits
     cases::Random random(n_rows);
     const std::vector<float> host = random.normals(static_cast<size_t>(n_rows) * n_in, 0.2f, 1.0f);
