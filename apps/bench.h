@@ -63,7 +63,7 @@ struct Arithmetic {
 };
 
 struct BenchRow {
-  std::string part, name, kv = "";  // kv: the method, where a row is of one
+  std::string part, name, kv;  // kv: the method, where a row is of one
   Times times;
   double tokens = 0;      // of one repeat; 0: not a matter of tokens
   double bytes = 0;       // that one repeat must read

@@ -67,7 +67,7 @@ std::vector<CacheSpec> EvalOptions::specs(const Model& model) const {
   if (!by_name())
     texts = default_methods(std::move(texts), calibration_file(model, cache.calibration).has_value(),
                             this->model.model);
-  const std::vector<CacheSpec> specs = parsed(texts);
+  std::vector<CacheSpec> specs = parsed(texts);
   if (!by_name() || !schedule.empty())
     for (const CacheSpec& spec : specs) log_info("kv           " + spec.describe());
   return specs;

@@ -15,8 +15,8 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "engine/transforms.h"
 #include "calibrate/calibrate.h"
+#include "engine/transforms.h"
 #include "text/chat_template.h"
 #include "text/text_file.h"
 

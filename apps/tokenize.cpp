@@ -21,8 +21,7 @@ struct Options {
 
 std::string input(const Options& o) {
   if (!o.file.empty()) return read_text_file(o.file, size_t{1} << 30);
-  const std::string text =
-      !o.text.empty() ? o.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
+  std::string text = !o.text.empty() ? o.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
   warn_unless_utf8(o.text.empty() ? "standard input" : "--prompt", text);
   return text;
 }

@@ -121,7 +121,7 @@ std::string load_chat_template(const TensorFile& file) {
   }
   const auto* directory = dynamic_cast<const HfDirectory*>(&file);
   if (!directory) return {};
-  const std::string jinja = read_if_there(*directory, "chat_template.jinja", kMaxConfigBytes);
+  std::string jinja = read_if_there(*directory, "chat_template.jinja", kMaxConfigBytes);
   if (!jinja.empty()) return jinja;
   return inline_template(read_if_there(*directory, "tokenizer_config.json", kMaxConfigBytes));
 }
