@@ -195,8 +195,8 @@ class CudaBackend final : public Backend,
     const Rounded known = begin_op().rounded;
     const bool ready = known.in.memory && known.values == p.in && known.n_rows == p.n_rows &&
                        known.width == w.n_in() && w.bf16();
-    if (recorder_.sign(kLinear, w.weights(), w.n_in(), w.n_out(), p.in, p.out, p.n_rows, p.accumulate, ready,
-                       linears_.inputs()))
+    if (recorder_.sign(kLinear, w.weights(), w.bias(), w.n_in(), w.n_out(), p.in, p.out, p.n_rows,
+                       p.accumulate, ready, linears_.inputs()))
       return;
     linears_.multiply(w, p, ready ? &known.in : nullptr);
   }
