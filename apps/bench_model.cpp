@@ -43,6 +43,7 @@ class ModelBench {
     context_ = std::min<int64_t>(model.config().context, deepest + room);
     FittedMethod fitted = fit_method(spec, model.config().kv_shape(), calibration);
     if (o.absorb) model.absorb_values(fitted.transforms);  // methods without a basis get the file's W_o back
+    say_absorbed(model, spec);
     cache_ = std::make_unique<KvCache>(
         model.backend(), spec, model.config().kv_shape(),
         CacheCapacity{.context_tokens = context_, .n_sequences = n_sequences, .chunk_tokens = o.prompt},
@@ -101,7 +102,7 @@ class ModelBench {
            .times = part.times,
            .check = fmt::format("{:.1f} %", 100 * part.times.best() * part.n_steps / kPageTokens / total)});
     report.add({.part = "profile",
-                .name = fmt::format("{} depth {}, {} sequence(s): a step", spec_.method_text(), depth, n),
+                .name = name(depth, n, "sequence(s): a step"),
                 .times = Times::of(std::move(steps)),
                 .tokens = static_cast<double>(n),
                 .check = fmt::format("sum of the fastest calls {:.3f} ms", total * 1e3)});
@@ -265,6 +266,7 @@ void require_room(const BenchOptions& o) {
 void bench_model(const BenchOptions& o, BenchReport& report) {
   const int rows = std::max(o.prompt, most_sequences(o));
   const auto backend = open_device(o.model.device_options());
+  if (o.absorb) require_absorbing(*open_model_file(o.model.model), *backend);  // before bf16 is measured
   const auto model = Model::load(o.model.model, *backend, rows);
   log_info(fmt::format("backend      {}", backend->describe()));
   log_info(fmt::format("weights      {}", format_bytes(model->weight_bytes())));
@@ -281,6 +283,7 @@ void bench_model(const BenchOptions& o, BenchReport& report) {
 
 void bench_profile(const BenchOptions& o, BenchReport& report) {
   const auto backend = open_device(o.model.device_options());
+  if (o.absorb) require_absorbing(*open_model_file(o.model.model), *backend);
   for (const CacheSpec& spec : o.specs("bf16,quarot2")) {
     TimedBackend timed(*backend);
     const auto model = Model::load(o.model.model, timed, std::max(o.prompt, o.model_batches().back()));

@@ -33,6 +33,7 @@ void run(const Options& o) {
   if (o.absorb)
     s.model->absorb_values(
         fit_method(spec, s.model->config().kv_shape(), calibration ? &*calibration : nullptr).transforms);
+  say_absorbed(*s.model, spec);
   TokenSource source{.text_file = "", .tokens_file = o.tokens};
   write_logits(*s.model, spec, calibration ? &*calibration : nullptr, source.read(s), o.out);
 }

@@ -133,6 +133,11 @@ void add_absorb(CLI::App& app, bool& absorb) {
       "rounded in that basis; float weights only (a GPU's are; on a CPU --linears bf16 or f32)");
 }
 
+void say_absorbed(const Model& model, const CacheSpec& spec) {
+  if (model.has_absorbed_values())
+    log_info(fmt::format("absorbed     V's way back from the basis of {}, by W_o", spec.method_text()));
+}
+
 CLI::Option* add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults) {
   kv = {defaults};
   return app.add_option("--kv", kv, kv_help() + "\nseveral: --kv bf16,naive2 or --kv repeated")
@@ -309,7 +314,7 @@ void print_start_table(const Model& model, const CacheSpec& spec, const CachePla
   log_info(fmt::format("kv           {}", spec.describe()));
   log_info(fmt::format("quantized    {}", quantized));
   log_info(fmt::format("calibration  {}", basis));
-  if (model.has_absorbed_values()) log_info("absorbed     V's way back from its basis, by W_o");
+  say_absorbed(model, spec);
   log_info(fmt::format("bits         {:.4g} per element in the history, {:.4g} all-in at {} tokens",
                        l.history_bits(), plan.all_in_bits(plan.capacity.context_tokens),
                        plan.capacity.context_tokens));

@@ -188,6 +188,9 @@ TEST(AbsorbingEngine, AnswersAndRefusesWhatCannotBe) {
   EXPECT_EQ(answer("quarot2", true).size(), 5u);
   EXPECT_TRUE(model->has_absorbed_values());
   EXPECT_EQ(code_of("bf16", false), ErrorCode::Mismatch);
+  const EngineOptions plain{.cache = CacheSpec::parse("bf16"), .context = 400, .chunk_tokens = 128};
+  EXPECT_THROW(Engine(*model, plain, nullptr), Error)
+      << "said when the engine is made, not at its first step";
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `kv2 bench` from outside: what it compares before it measures, and what it refuses. Times are not judged.
+#include "base/file.h"
 #include "cli.h"
 
 namespace kv2::test {
@@ -39,6 +40,7 @@ TEST_F(Cli, AbsorbingIsSaidAndRefusedWhereThereIsNothingToAbsorb) {
     EXPECT_EQ(row["error"], 0) << "a prompt's bits are those of steps: " << line;
   }
   EXPECT_EQ(absorbed, (std::vector{false, true, false})) << r.out;
+  EXPECT_NE(r.err.find("absorbed     V's way back from the basis of quarot2"), std::string::npos) << r.err;
   expect_refused(run("bench decode " + model("qwen3") + " --depth 70 --kv bf16,naive2 --absorb"), 2,
                  {"bf16", "nothing to absorb", "quarot2"});
   expect_refused(run("bench attend --absorb"), 2, {"--absorb", "decode"});
@@ -48,6 +50,19 @@ TEST_F(Cli, AbsorbingIsSaidAndRefusedWhereThereIsNothingToAbsorb) {
   ASSERT_EQ(text.code, 0) << text.err;
   EXPECT_NE(text.err.find("absorbed"), std::string::npos) << text.err;
   expect_refused(run(ask + "--kv bf16 --absorb"), 2, {"bf16", "nothing to absorb"});
+}
+
+TEST_F(Cli, AbsorbingIntoCodedWeightsIsRefusedBeforeAnythingIsMeasured) {
+  const std::string coded = user_cache_dir() + "/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  if (!fs::exists(coded)) GTEST_SKIP() << coded << " is not there: scripts/fetch_models";
+  const std::string small = " --depth 64 --prompt 8 --steps 1 --repeat 1 ";
+  for (const char* part : {"decode", "profile"})
+    expect_refused(run(std::string("bench ") + part + " " + coded + small + "--kv bf16,quarot2 --absorb"), 1,
+                   {"layer 0", "attn_output", "Q4_1", "--linears bf16", "--device cuda:0"});
+  expect_refused(run("run " + coded + " -p a -n 1 --kv quarot2 --absorb"), 1, {"Q4_1", "--linears bf16"});
+  const Result r = run("bench profile " + coded + small + "--kv quarot2 --absorb --linears bf16");
+  EXPECT_EQ(r.code, 0) << r.err;
+  EXPECT_NE(r.out.find("quarot2, absorbed depth 64"), std::string::npos) << r.out;
 }
 
 // Times are not judged; that every part compares with its specification before it times is.

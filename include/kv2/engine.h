@@ -107,7 +107,8 @@ class Engine {
   /// would fit.
   static std::unique_ptr<Engine> open(const OpenOptions& options);
   /// Over a model of the caller, which must outlive the engine. calibration may be nullptr where the method
-  /// needs none.
+  /// needs none. Errors: BadArgument with what is supported, Mismatch where the model has absorbed the basis
+  /// of another method (EngineOptions::absorb_values).
   Engine(Model& model, const EngineOptions& options, const Calibration* calibration);
   ~Engine();
 

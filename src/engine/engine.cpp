@@ -64,7 +64,9 @@ Engine::Impl::Impl(Model& m, const EngineOptions& o, const Calibration* calibrat
     : owned(std::move(own)),
       model(m),
       options(checked(o, m)),
-      cache(make_engine_cache(m, options, calibration)) {}
+      cache(make_engine_cache(m, options, calibration)) {
+  m.require_values_of(cache);
+}
 Engine::Impl::~Impl() = default;
 
 RequestId Engine::Impl::submit(const GenerateRequest& request) {

@@ -284,18 +284,11 @@ void check_batch(const Batch& batch, const ModelConfig& config, int max_rows) {
 void step(Model::Impl& m, const Batch& batch, KvCache& cache, const Forward::Results& results,
           Observer* observer) {
   check_batch(batch, m.config, m.max_rows);
-  if (!m.value_bases.empty()) {
-    if (m.value_bases != cache.value_bases())
-      throw_error(
-          ErrorCode::Mismatch,
-          "W_o of this model has absorbed V's basis of another method than {}; run with caches of one "
-          "method, or without absorbing",
-          cache.spec().method_text());
-    if (observer)
-      throw_error(ErrorCode::Unsupported,
-                  "W_o of this model has absorbed V's basis: attention's output cannot be observed in the "
-                  "model's own; load it without absorbing");
-  }
+  m.require_values_of(cache);
+  if (observer && !m.value_bases.empty())
+    throw_error(ErrorCode::Unsupported,
+                "W_o of this model has absorbed V's basis: attention's output cannot be observed in the "
+                "model's own; load it without absorbing");
   const CacheStep step = cache.begin(batch.slices);
   Forward(m, batch, cache, step, observer).run(results);
   m.backend.sync();

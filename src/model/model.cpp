@@ -138,6 +138,16 @@ void Model::absorb_values(std::span<const LayerTransforms> transforms) {
 bool Model::has_absorbed_values() const {
   return !impl_->value_bases.empty();
 }
+void Model::require_values_of(const KvCache& cache) const {
+  impl_->require_values_of(cache);
+}
+void Model::Impl::require_values_of(const KvCache& cache) const {
+  if (!value_bases.empty() && value_bases != cache.value_bases())
+    throw_error(ErrorCode::Mismatch,
+                "W_o of this model has absorbed V's basis of another method than {}; run with caches of one "
+                "method, or without absorbing",
+                cache.spec().method_text());
+}
 size_t Model::weight_bytes() const {
   return impl_->weights.bytes();
 }
@@ -150,6 +160,12 @@ size_t Model::scratch_bytes() const {
 const std::string& Model::fingerprint() const {
   if (impl_->fingerprint.empty()) impl_->fingerprint = compute_fingerprint(*impl_->file, impl_->config);
   return impl_->fingerprint;
+}
+
+void require_absorbing(const TensorFile& file, const Backend& backend) {
+  const ModelConfig config = read_config(file);
+  check_tensors(file, config);
+  require_float_outputs(file, config, backend);
 }
 
 ModelPlan plan_model(const TensorFile& file, const Backend& backend, int max_rows) {

@@ -56,9 +56,12 @@ class Model {
   /// these transforms, [n_layers], alone from now on, and without observers. Empty, or without such a basis:
   /// W_o as the file has it, for every cache. Where the backend rounds weights, W_o is rounded in the other
   /// basis. Errors: Unsupported where weights stay in the file's codes, and nothing has changed; after any
-  /// other this model cannot go on.
+  /// other no cache is served until a later call succeeds.
   void absorb_values(std::span<const LayerTransforms> transforms);
   bool has_absorbed_values() const;
+  /// Throws Mismatch where W_o has absorbed another basis than the one in which this cache stores V. forward
+  /// asks this, too.
+  void require_values_of(const KvCache& cache) const;
   size_t weight_bytes() const;   // on the device
   size_t scratch_bytes() const;  // of forwards of max_rows rows
 
@@ -82,6 +85,10 @@ struct ModelPlan {
   size_t weight_bytes = 0, scratch_bytes = 0;
 };
 ModelPlan plan_model(const TensorFile& file, const Backend& backend, int max_rows);
+
+/// Whether absorb_values would be refused, before anything is loaded. Errors: Unsupported, with the first
+/// tensor that stays in the file's codes; those of the file's tensors.
+void require_absorbing(const TensorFile& file, const Backend& backend);
 
 /// Opens either format. GGUF when the path is a file, else a Hugging Face directory.
 std::unique_ptr<TensorFile> open_model_file(const std::string& path);

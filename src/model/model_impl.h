@@ -43,6 +43,7 @@ struct Model::Impl {
   std::string value_bases;  // of the caches that W_o is for (value_bases_of); empty: any
 
   Impl(Backend& b, std::unique_ptr<TensorFile> f, int rows);
+  void require_values_of(const KvCache& cache) const;
 };
 
 std::string compute_fingerprint(const TensorFile& file, const ModelConfig& config);

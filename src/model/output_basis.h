@@ -4,7 +4,8 @@
 //
 //   w·(x·decode + mean)ᵀ = (w·decodeᵀ)·xᵀ + w·meanᵀ        w: a head's part of a row of W_o
 //
-// so that rows w·decodeᵀ and one more bias do both in the product that comes anyway.
+// so that rows w·decodeᵀ and one more bias do both in the product that comes anyway. W_v does not absorb the
+// way in: a GPU does that in one kernel with RoPE and append, and there would be no op less.
 #pragma once
 
 #include <span>

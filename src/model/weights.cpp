@@ -278,6 +278,20 @@ class Loader {
   Progress progress_;
 };
 
+const TensorInfo& output_tensor(const TensorFile& file, const Namer& namer, int layer) {
+  const TensorInfo* t = file.find(namer.weight(layer, namer.names().o));
+  KV2_CHECK(t != nullptr, "layer {} passed check_tensors", layer);
+  return *t;
+}
+
+void require_float_output(const TensorInfo& t, int layer, const Backend& backend) {
+  if (backend.multiplies_codes() && code_format(t.type))
+    throw_error(ErrorCode::Unsupported,
+                "layer {}: {} is multiplied in the file's codes ({}), which cannot absorb V's basis; float "
+                "weights can: --linears bf16 or f32, or --device cuda:0",
+                layer, t.name, t.type);
+}
+
 }  // namespace
 
 size_t ModelWeights::bytes() const {
@@ -313,23 +327,23 @@ void load_output_projections(const TensorFile& file, const ModelConfig& config, 
   };
   KV2_CHECK(transforms.empty() || transforms.size() == weights.layers.size(), "{} transforms, {} layers",
             transforms.size(), weights.layers.size());
+  // A layer without W_o is one that an earlier call could not make.
+  const auto is_new = [&](int layer) {
+    const LayerWeights& w = weights.layers[layer];
+    return basis_of(layer) || w.o_has_basis || !w.o;
+  };
   const Namer namer(file);
   int64_t bytes = 0;
   for (int i = 0; i < config.n_layers; i++) {
-    const TensorInfo* t = file.find(namer.weight(i, namer.names().o));
-    KV2_CHECK(t != nullptr, "layer {} passed check_tensors", i);
-    if (basis_of(i) && backend.multiplies_codes() && code_format(t->type))
-      throw_error(ErrorCode::Unsupported,
-                  "layer {}: {} is multiplied in the file's codes ({}), which cannot absorb V's basis; float "
-                  "weights can: --linears bf16 or f32, or --device cuda:0",
-                  i, t->name, t->type);
-    if (basis_of(i) || weights.layers[i].o_has_basis) bytes += static_cast<int64_t>(t->bytes);
+    const TensorInfo& t = output_tensor(file, namer, i);
+    if (basis_of(i)) require_float_output(t, i, backend);
+    if (is_new(i)) bytes += static_cast<int64_t>(t.bytes);
   }
   if (bytes == 0) return;
   Loader loader(file, config, backend, "V into W_o", bytes);
   for (int i = 0; i < config.n_layers; i++) {
     LayerWeights& w = weights.layers[i];
-    if (!basis_of(i) && !w.o_has_basis) continue;
+    if (!is_new(i)) continue;
     throw_if_interrupted();
     w.o.reset();  // never in memory twice
     w.o = loader.output(i, basis_of(i));
@@ -338,12 +352,14 @@ void load_output_projections(const TensorFile& file, const ModelConfig& config, 
   }
 }
 
+void require_float_outputs(const TensorFile& file, const ModelConfig& config, const Backend& backend) {
+  const Namer namer(file);
+  for (int i = 0; i < config.n_layers; i++) require_float_output(output_tensor(file, namer, i), i, backend);
+}
+
 void read_output_projection(const TensorFile& file, const ModelConfig& config, int layer, float* out) {
   KV2_CHECK(layer >= 0 && layer < config.n_layers, "layer {} of {}", layer, config.n_layers);
-  const Namer namer(file);
-  const TensorInfo* t = file.find(namer.weight(layer, namer.names().o));
-  KV2_CHECK(t != nullptr, "layer {} passed check_tensors", layer);
-  file.read_rows(*t, 0, config.hidden, out);
+  file.read_rows(output_tensor(file, Namer(file), layer), 0, config.hidden, out);
 }
 
 size_t plan_weight_bytes(const TensorFile& file, const ModelConfig& c, const Backend& backend) {

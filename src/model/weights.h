@@ -47,6 +47,10 @@ ModelWeights load_weights(const TensorFile& file, const ModelConfig& config, Bac
 void load_output_projections(const TensorFile& file, const ModelConfig& config, Backend& backend,
                              std::span<const LayerTransforms> transforms, ModelWeights& weights);
 
+/// Throws Unsupported where the backend would multiply W_o of any layer in the file's codes. Of a file that
+/// passed check_tensors.
+void require_float_outputs(const TensorFile& file, const ModelConfig& config, const Backend& backend);
+
 /// W_o of a layer, decoded: out [hidden, n_heads·head_dim]. Of a file that passed check_tensors.
 void read_output_projection(const TensorFile& file, const ModelConfig& config, int layer, float* out);
 
