@@ -60,11 +60,12 @@ std::string kv_help();
 /// A repeatable --kv option: every occurrence may hold several methods, split by commas
 /// ("bf16,oscar2:clip-k=0.9,naive2": a piece with '=' belongs to the method before it).
 CLI::Option* add_kv_list(CLI::App& app, std::vector<std::string>& kv, const std::string& defaults);
+std::vector<std::string> split_methods(const std::vector<std::string>& texts);
+
 /// --absorb: EngineOptions::absorb_values.
 void add_absorb(CLI::App& app, bool& absorb);
 /// One line on stderr where W_o has absorbed V's basis.
 void say_absorbed(const Model& model, const CacheSpec& spec);
-std::vector<std::string> split_methods(const std::vector<std::string>& texts);
 
 /// The file given by --calibration, or the one in the user's cache made for this model; nullopt when neither
 /// exists.

@@ -23,6 +23,7 @@ EngineOptions checked(EngineOptions o, const Model& model) {
   if (o.chunk_tokens < 1)
     throw_error(ErrorCode::BadArgument, "chunks of {} tokens, supported are 1 and above", o.chunk_tokens);
   o.chunk_tokens = std::min(o.chunk_tokens, model.max_rows());
+  if (o.absorb_values) require_turned_values(std::span(&o.cache, 1));
   return o;
 }
 
@@ -31,10 +32,7 @@ KvCache make_engine_cache(Model& model, const EngineOptions& o, const Calibratio
   if (calibration != nullptr && o.cache.method.needs_calibration())
     calibration->require_model(model.fingerprint());
   FittedMethod fitted = fit_method(o.cache, shape, calibration);
-  if (o.absorb_values) {
-    require_turned_values(std::span(&o.cache, 1));
-    model.absorb_values(fitted.transforms);
-  }
+  if (o.absorb_values) model.absorb_values(fitted.transforms);
   const CacheCapacity capacity{.context_tokens = o.context,
                                .n_sequences = o.n_sequences,
                                .chunk_tokens = o.chunk_tokens,

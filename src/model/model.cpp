@@ -125,7 +125,8 @@ void Model::read_output_projection(int layer, float* out) const {
 }
 void Model::absorb_values(std::span<const LayerTransforms> transforms) {
   Impl& m = *impl_;
-  if (m.value_bases == value_bases_of(transforms)) return;
+  std::string bases = value_bases_of(transforms);  // reads all matrices
+  if (m.value_bases == bases) return;
   const std::string before = std::exchange(m.value_bases, "neither");
   try {
     load_output_projections(*m.file, m.config, m.backend, transforms, m.weights);
@@ -133,7 +134,7 @@ void Model::absorb_values(std::span<const LayerTransforms> transforms) {
     if (e.code() == ErrorCode::Unsupported) m.value_bases = before;
     throw;
   }
-  m.value_bases = value_bases_of(transforms);
+  m.value_bases = std::move(bases);
 }
 bool Model::has_absorbed_values() const {
   return !impl_->value_bases.empty();

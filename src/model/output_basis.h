@@ -8,7 +8,6 @@
 // way in: a GPU does that in one kernel with RoPE and append, and there would be no op less.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "quant/transform.h"

@@ -162,10 +162,11 @@ class Loader {
     if (!v) return make(s, source(s));
     const auto basis = std::make_shared<const OutputBasis>(*v, config_.n_heads);
     LinearSource turned = source(s);
-    std::vector<float> bias(s.bias);
+    std::vector<float> bias;
     if (basis->has_mean()) {
       constexpr int kRows = 256;
-      bias.resize(turned.n_out);
+      bias = s.bias;
+      bias.resize(turned.n_out);  // zeros where the file has none
       std::vector<float> rows(static_cast<size_t>(kRows) * turned.n_in);
       for (int row = 0; row < turned.n_out; row += kRows) {
         const int n = std::min(kRows, turned.n_out - row);
