@@ -8,6 +8,10 @@
 
 namespace kv2 {
 
+uint64_t hash64(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 Hash128::Hash128() : state_(XXH3_createState()) {
   KV2_CHECK(state_ != nullptr);
   XXH3_128bits_reset(state_);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hash128: XXH3-128 over pieces, for names of things by their bytes: models, calibrations, texts. It finds
-// damage, not malice.
+// Hash128: XXH3-128 over pieces, for names of things by their bytes: models, calibrations, texts; hash64 of
+// one piece. They find damage, not malice.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,6 +12,8 @@
 struct XXH3_state_s;
 
 namespace kv2 {
+
+uint64_t hash64(std::span<const std::byte> bytes);
 
 class Hash128 {
  public:

@@ -190,25 +190,49 @@ AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& s
   return plan;
 }
 
+/// Whether the plan serves these sequences, now that each query has its new place in its page.
+bool AttendPlanner::go_on(std::span<const SequenceView> sequences) {
+  const auto same_but_for_position = [](const SequenceView& a, const SequenceView& b) {
+    return a.n_rows == 1 && b.n_rows == 1 && a.first_pos / kPageTokens == b.first_pos / kPageTokens &&
+           std::tie(a.first_row, a.full_until, a.full_pages, a.packed_pages) ==
+               std::tie(b.first_row, b.full_until, b.full_pages, b.packed_pages) &&
+           (a.first_pos < a.full_until) == (b.first_pos < b.full_until);
+  };
+  if (!std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(),
+                  same_but_for_position))
+    return false;
+  for (size_t i = 0; i < sequences.size(); i++)
+    if (sequences[i].first_row != static_cast<int>(i)) return false;
+  const auto set = [&](AttendTile& tile) {
+    tile.first_in_page = static_cast<int32_t>(sequences[tile.first_row].first_pos % kPageTokens);
+  };
+  for (AttendTile& tile : plan_.tiles) set(tile);
+  for (AttendSegment& segment : plan_.segments)
+    if (segment.end_run > 0) set(segment.tile);
+  return true;
+}
+
 const AttendPlan& AttendPlanner::plan(std::span<const SequenceView> sequences, const KvShape& shape,
                                       const Visibility& rule, const AttendLimits& limits) {
   const auto of = [](const SequenceView& s) {
     return std::tie(s.first_row, s.n_rows, s.first_pos, s.full_until, s.full_pages, s.packed_pages);
   };
-  const bool known =
+  const bool same_kind =
       std::tie(shape.n_heads, shape.n_kv_heads, shape.head_dim) ==
           std::tie(shape_.n_heads, shape_.n_kv_heads, shape_.head_dim) &&
       std::tie(rule.sink_pages, rule.recent_pages, rule.quantized) ==
           std::tie(rule_.sink_pages, rule_.recent_pages, rule_.quantized) &&
       std::tie(limits.pairs, limits.n_multiprocessors, limits.prefill, limits.blocks_each) ==
-          std::tie(limits_.pairs, limits_.n_multiprocessors, limits_.prefill, limits_.blocks_each) &&
-      std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(),
-                 [&](const SequenceView& a, const SequenceView& b) { return of(a) == of(b); });
-  if (!known) {
+          std::tie(limits_.pairs, limits_.n_multiprocessors, limits_.prefill, limits_.blocks_each);
+  if (same_kind && std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(),
+                              [&](const SequenceView& a, const SequenceView& b) { return of(a) == of(b); }))
+    return plan_;
+  if (!same_kind || !go_on(sequences)) {
     plan_ = plan_attend(sequences, shape, rule, limits);
-    sequences_.assign(sequences.begin(), sequences.end());
     shape_ = shape, rule_ = rule, limits_ = limits;
   }
+  sequences_.assign(sequences.begin(), sequences.end());
+  plan_.version = ++version_;
   return plan_;
 }
 

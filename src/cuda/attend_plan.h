@@ -19,8 +19,9 @@ struct AttendPlan {
   // attend_kernel's work: every run of its tiles for every KV head. n_blocks that begin a block, then others.
   std::vector<AttendSegment> segments;
   int n_blocks = 0;
-  int max_runs = 1;     // that a tile of attend_kernel has at most
-  bool merges = false;  // some tile is cut
+  int max_runs = 1;      // that a tile of attend_kernel has at most
+  bool merges = false;   // some tile is cut
+  uint64_t version = 0;  // of the planner that made it: another where anything else has changed
 };
 
 /// Memory that a plan's partial results may take.
@@ -41,14 +42,18 @@ struct AttendLimits {
 AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& shape, const Visibility& rule,
                        const AttendLimits& limits);
 
-/// The plan of the call before where nothing has changed: layers of one kind have the same in a step.
+/// The plan of the call before where nothing has changed, as all layers of one kind have the same in a step;
+/// and its deal where sequences of one query each have only gone on within their pages, as in most steps.
 class AttendPlanner {
  public:
   const AttendPlan& plan(std::span<const SequenceView> sequences, const KvShape& shape,
                          const Visibility& rule, const AttendLimits& limits);
 
  private:
+  bool go_on(std::span<const SequenceView> sequences);
+
   AttendPlan plan_;
+  uint64_t version_ = 0;
   std::vector<SequenceView> sequences_;
   KvShape shape_;
   Visibility rule_;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -150,6 +151,58 @@ TEST(CudaAttendPlan, BlocksHaveAboutTheSameNumberOfPages) {
   Batch many;  // more tiles than can be cut with profit
   for (int i = 0; i < 700; i++) many.add(1000, 1);
   EXPECT_FALSE(plan(many, shape, {}, PrefillKernel::None, kMultiprocessors).merges);
+}
+
+auto fields(const AttendTile& t) {
+  return std::tuple(t.first_row, t.n_queries, t.first_head, t.n_heads, t.query_page, t.first_in_page,
+                    t.packed_begin, t.packed_end, t.full_pages, t.packed_pages);
+}
+
+/// Every tile and segment is what a plan made anew has.
+void expect_same(const AttendPlan& got, const AttendPlan& want) {
+  ASSERT_EQ(got.tiles.size(), want.tiles.size());
+  for (size_t i = 0; i < want.tiles.size(); i++) EXPECT_EQ(fields(got.tiles[i]), fields(want.tiles[i]));
+  ASSERT_EQ(got.segments.size(), want.segments.size());
+  for (size_t i = 0; i < want.segments.size(); i++) {
+    const AttendSegment &g = got.segments[i], &w = want.segments[i];
+    EXPECT_EQ(std::tie(g.owner, g.kv_head, g.first_run, g.end_run, g.next),
+              std::tie(w.owner, w.kv_head, w.first_run, w.end_run, w.next));
+    if (w.end_run > 0) {
+      EXPECT_EQ(fields(g.tile), fields(w.tile)) << "segment " << i;
+    }
+  }
+  EXPECT_EQ(std::tie(got.n_tiles, got.n_blocks, got.max_runs, got.merges, got.n_prefill_blocks),
+            std::tie(want.n_tiles, want.n_blocks, want.max_runs, want.merges, want.n_prefill_blocks));
+}
+
+TEST(CudaAttendPlan, AStepsPlanGoesOnAsOneMadeAnew) {
+  const KvShape shape{1, 32, 8, 128};
+  const Visibility rule;
+  const AttendLimits limits{4, kMultiprocessors, PrefillKernel::Hopper};
+  Batch batch;
+  batch.add(64 * 520 + 60, 1);
+  batch.add(3, 1, 6);  // `exact` ends on the way
+  batch.add(64 * 2000, 1);
+  AttendPlanner planner;
+  uint64_t version = 0;
+  for (int step = 0; step < 80; step++) {
+    const AttendPlan& plan = planner.plan(batch.sequences, shape, rule, limits);
+    EXPECT_NE(plan.version, version) << "positions are other ones";
+    version = plan.version;
+    expect_same(plan, plan_attend(batch.sequences, shape, rule, limits));
+    EXPECT_EQ(planner.plan(batch.sequences, shape, rule, limits).version, version) << "the next layer";
+    for (SequenceView& s : batch.sequences) s.first_pos++;
+    if (step == 30) std::swap(batch.sequences[0].full_pages, batch.sequences[2].full_pages);
+  }
+  // rows that are not those of the batch in order, and more than one of a sequence
+  std::swap(batch.sequences[0].first_row, batch.sequences[1].first_row);
+  for (int step = 0; step < 2; step++, batch.sequences[2].first_pos++)
+    expect_same(planner.plan(batch.sequences, shape, rule, limits),
+                plan_attend(batch.sequences, shape, rule, limits));
+  batch.sequences[2].n_rows = 2;
+  for (int step = 0; step < 2; step++, batch.sequences[2].first_pos++)
+    expect_same(planner.plan(batch.sequences, shape, rule, limits),
+                plan_attend(batch.sequences, shape, rule, limits));
 }
 
 TEST(CudaAttendPlan, EveryQueryAndHeadIsInOneTileWithItsPages) {

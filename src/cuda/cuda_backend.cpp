@@ -269,11 +269,11 @@ class CudaBackend final : public Backend,
   }
   void arg_max(const float* rows, int n_rows, int width, int32_t* best) override {
     const size_t bytes = n_rows * sizeof(uint64_t);
-    std::vector<uint64_t> keys(n_rows);
+    auto* keys = static_cast<uint64_t*>(best_here_.reserve(bytes));
     auto* device = static_cast<uint64_t*>(best_.reserve(bytes));
     launch_arg_max(rows, n_rows, width, device, stream_);
     check_launch("arg_max");
-    download(keys.data(), device, bytes);
+    download(keys, device, bytes);
     for (int i = 0; i < n_rows; i++)
       best[i] = keys[i] ? static_cast<int32_t>(~static_cast<uint32_t>(keys[i])) : -1;
   }
@@ -363,8 +363,9 @@ class CudaBackend final : public Backend,
     // one query each: results leave the kernel as the next product wants them
     const bool last_form = p.feeds_linear && fast && one_each && plan.n_prefill_blocks == 0;
     const LinearInputs rounded = leave_rounded(p.out, n_rows, last_form ? shape.n_heads * shape.head_dim : 0);
-    const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles));
-    const auto* segments = put(Staging::Key::Segments, std::span<const AttendSegment>(plan.segments));
+    const auto* tiles = put(Staging::Key::Attend, std::span<const AttendTile>(plan.tiles), plan.version);
+    const auto* segments =
+        put(Staging::Key::Segments, std::span<const AttendSegment>(plan.segments), plan.version);
     if (recorder_.sign(kAttend, p.q, p.out, signature(p.kv, p.layer), plan.tiles.size(), plan.n_tiles, pairs,
                        plan.n_prefill_blocks, static_cast<int>(plan.prefill_kernel), plan.n_blocks,
                        plan.max_runs, plan.merges, overlaps, p.softmax_scale, p.soft_cap, partials_.data(),
@@ -448,10 +449,11 @@ class CudaBackend final : public Backend,
 
  private:
   template <class T>
-  const T* put(Staging::Key key, std::span<const T> values) {
+  const T* put(Staging::Key key, std::span<const T> values, uint64_t version = 0) {
     if (recorder_.active())
-      return static_cast<const T*>(recorder_.put(static_cast<int>(key), values.data(), values.size_bytes()));
-    return staging_.put(key, values);
+      return static_cast<const T*>(
+          recorder_.put(static_cast<int>(key), values.data(), values.size_bytes(), version));
+    return staging_.put(key, values, version);
   }
   /// For ops whose output may be a linear's input: where it is to be left rounded as well, and the note of
   /// it.
@@ -517,6 +519,7 @@ class CudaBackend final : public Backend,
   AttendPlanner planner_;
   Angles known_angles_;
   Buffer partials_, arrivals_, best_, angles_;
+  HostBuffer best_here_;
 };
 
 }  // namespace

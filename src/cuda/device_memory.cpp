@@ -37,6 +37,20 @@ void* Buffer::reserve(size_t bytes) {
   return memory_;
 }
 
+HostBuffer::~HostBuffer() {
+  cudaFreeHost(memory_);
+}
+
+void* HostBuffer::reserve(size_t bytes) {
+  if (bytes <= bytes_) return memory_;
+  check(cudaFreeHost(memory_), "cudaFreeHost");
+  memory_ = nullptr;
+  bytes_ = 0;
+  check(cudaMallocHost(&memory_, bytes), "cudaMallocHost");
+  bytes_ = bytes;
+  return memory_;
+}
+
 Staging::Staging(cudaStream_t stream) : stream_(stream) {
   for (cudaEvent_t& e : left_) check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cudaEventCreate");
   resize(size_t{2} << 20);
@@ -73,12 +87,13 @@ void Staging::enter_next_segment() {
   if (segment_ >= 2) check(cudaEventSynchronize(left_[(segment_ + 2) % kSegments]), "cudaEventSynchronize");
 }
 
-const void* Staging::put_bytes(Key key, const void* values, size_t bytes) {
+const void* Staging::put_bytes(Key key, const void* values, size_t bytes, uint64_t version) {
   Known& known = known_[static_cast<int>(key)];
   // see enter_next_segment
   const bool fresh = known.device && segment_ - known.segment < kSegments / 2;
   if (fresh && known.bytes.size() == bytes &&
-      (bytes == 0 || std::memcmp(known.bytes.data(), values, bytes) == 0))
+      (version != 0 ? known.version == version
+                    : bytes == 0 || std::memcmp(known.bytes.data(), values, bytes) == 0))
     return known.device;
   if (bytes == 0) return nullptr;
   const size_t rounded = (bytes + 255) / 256 * 256;
@@ -92,6 +107,7 @@ const void* Staging::put_bytes(Key key, const void* values, size_t bytes) {
   known.bytes.assign(first, first + bytes);
   known.device = device_ + at;
   known.segment = segment_;
+  known.version = version;
   return known.device;
 }
 

@@ -33,9 +33,26 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
+/// Pinned host memory that only grows: small results come back without a stop on the way.
+class HostBuffer {
+ public:
+  HostBuffer() = default;
+  ~HostBuffer();
+  HostBuffer(const HostBuffer&) = delete;
+  HostBuffer& operator=(const HostBuffer&) = delete;
+
+  /// At least `bytes`; contents are lost when it grows.
+  void* reserve(size_t bytes);
+
+ private:
+  void* memory_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 /// A ring of pinned host memory with its twin on the device. put() copies host values in and enqueues their
 /// transfer; the pointer is good for kernels enqueued before the ring has gone round. What was put under the
 /// same key and has not changed is not sent again: all layers of a step ask for the same positions and plans.
+/// Where `version` is not 0, another version says whether it has.
 class Staging {
  public:
   enum class Key { Tokens, Positions, Frequencies, Append, Demote, Attend, Segments, kCount };
@@ -46,8 +63,8 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   template <class T>
-  const T* put(Key key, std::span<const T> values) {
-    return static_cast<const T*>(put_bytes(key, values.data(), values.size_bytes()));
+  const T* put(Key key, std::span<const T> values, uint64_t version = 0) {
+    return static_cast<const T*>(put_bytes(key, values.data(), values.size_bytes(), version));
   }
   size_t bytes() const { return kSegments * segment_bytes_; }
 
@@ -57,9 +74,10 @@ class Staging {
     std::vector<std::byte> bytes;
     const void* device = nullptr;
     uint64_t segment = 0;  // counted from the start, never reused
+    uint64_t version = 0;
   };
 
-  const void* put_bytes(Key key, const void* values, size_t bytes);
+  const void* put_bytes(Key key, const void* values, size_t bytes, uint64_t version);
   void enter_next_segment();
   void resize(size_t segment_bytes);
   void release() noexcept;

@@ -16,6 +16,10 @@ namespace kv2::cuda {
 /// False where this build holds no code that the current device can run.
 bool has_code_for_this_device();
 
+/// From pinned host memory, both 16-byte aligned, `bytes` a multiple of 16: in a graph sooner there than a
+/// copy.
+void launch_copy_here(const void* host, void* device, size_t bytes, cudaStream_t stream);
+
 // ---- rows
 void launch_embed(const void* table, bool is_bf16, size_t row_stride, int width, const int32_t* tokens,
                   float* out, int n_rows, cudaStream_t stream);

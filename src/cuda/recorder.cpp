@@ -5,8 +5,10 @@
 #include <bit>
 #include <cstring>
 
+#include "base/hash.h"
 #include "cuda/cuda_check.h"
 #include "cuda/device_memory.h"
+#include "cuda/kernels.h"
 
 namespace kv2::cuda {
 
@@ -19,7 +21,7 @@ void Recorder::release(Recording& r) {
   if (r.graph) cudaGraphExecDestroy(r.graph);
   cudaFreeHost(r.host);
   cudaFree(r.device);
-  if (r.copied) cudaEventDestroy(r.copied);
+  if (r.done) cudaEventDestroy(r.done);
   r = {};
 }
 
@@ -27,31 +29,26 @@ uint64_t Recorder::number_of(double x) {
   return std::bit_cast<uint64_t>(x);
 }
 
-void Recorder::mix(uint64_t x) {
-  signature_ ^= x + 0x9e3779b97f4a7c15u + (signature_ << 6) + (signature_ >> 2);
-  signature_ *= 0xbf58476d1ce4e5b9u;
-  signature_ ^= signature_ >> 29;
-}
-
 void Recorder::begin(Mode mode) {
   mode_ = mode;
   pass_++;
-  signature_ = 0;
+  signed_.clear();
   arrays_.clear();
   latest_.clear();
 }
 
-const void* Recorder::put(int key, const void* values, size_t bytes) {
+const void* Recorder::put(int key, const void* values, size_t bytes, uint64_t version) {
   if (bytes == 0) return nullptr;
   const auto known = latest_.find(key);
   if (known != latest_.end() && known->second.bytes == bytes &&
-      std::memcmp(arrays_.data() + known->second.at, values, bytes) == 0)
+      (version != 0 ? known->second.version == version
+                    : std::memcmp(arrays_.data() + known->second.at, values, bytes) == 0))
     return device_ ? device_ + known->second.at : nullptr;
   const size_t at = (arrays_.size() + 255) / 256 * 256;
   arrays_.resize(at + bytes);
   std::memcpy(arrays_.data() + at, values, bytes);
-  latest_[key] = {at, bytes};
-  mix(at);
+  latest_[key] = {at, bytes, version};
+  if (mode_ == Mode::Dry) add(at);
   return device_ ? device_ + at : nullptr;
 }
 
@@ -65,13 +62,15 @@ void Recorder::run(const std::function<void()>& ops) {
   } const plainly{*this};
   begin(Mode::Dry);
   ops();
-  mix(arrays_.size());
-  if (recordings_.size() >= kMaxRecordings && !recordings_.contains(signature_)) {
+  arrays_.resize((arrays_.size() + 15) / 16 * 16);
+  add(arrays_.size());
+  const uint64_t signature = hash64(std::as_bytes(std::span(signed_)));
+  if (recordings_.size() >= kMaxRecordings && !recordings_.contains(signature)) {
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    for (auto& [signature, r] : recordings_) release(r);
+    for (auto& [hash, r] : recordings_) release(r);
     recordings_.clear();
   }
-  Recording& r = recordings_[signature_];
+  Recording& r = recordings_[signature];
   if (r.n_seen++ == 0) {
     begin(Mode::Plain);
     return ops();
@@ -80,17 +79,33 @@ void Recorder::run(const std::function<void()>& ops) {
   launch(r);
 }
 
+/// What is captured next waits for everything before to have ended, also where it would begin early
+/// (overlap.cuh): kernels read their arrays before they wait.
+void Recorder::cut_overlap() {
+  cudaStreamCaptureStatus status{};
+  cudaGraph_t graph = nullptr;
+  const cudaGraphNode_t* before = nullptr;
+  size_t n_before = 0;
+  check(cudaStreamGetCaptureInfo(stream_, &status, nullptr, &graph, &before, nullptr, &n_before),
+        "cudaStreamGetCaptureInfo");
+  cudaGraphNode_t node = nullptr;
+  check(cudaGraphAddEmptyNode(&node, graph, before, n_before), "cudaGraphAddEmptyNode");
+  check(cudaStreamUpdateCaptureDependencies(stream_, &node, nullptr, 1, cudaStreamSetCaptureDependencies),
+        "cudaStreamUpdateCaptureDependencies");
+}
+
 void Recorder::record(Recording& r, const std::function<void()>& ops) {
-  const uint64_t signature = signature_;
-  r.bytes = std::max<size_t>(arrays_.size(), 1);
+  r.bytes = std::max<size_t>(arrays_.size(), 16);
   check(cudaMallocHost(reinterpret_cast<void**>(&r.host), r.bytes), "cudaMallocHost");
   r.device = static_cast<std::byte*>(allocate_device(r.bytes));
-  check(cudaEventCreateWithFlags(&r.copied, cudaEventDisableTiming), "cudaEventCreate");
+  check(cudaEventCreateWithFlags(&r.done, cudaEventDisableTiming), "cudaEventCreate");
   device_ = r.device;
   begin(Mode::Recording);
   check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   cudaGraph_t graph = nullptr;
   try {
+    launch_copy_here(r.host, r.device, r.bytes, stream_);
+    cut_overlap();
     ops();
   } catch (...) {
     cudaStreamEndCapture(stream_, &graph);
@@ -102,18 +117,15 @@ void Recorder::record(Recording& r, const std::function<void()>& ops) {
   const cudaError_t status = cudaGraphInstantiate(&r.graph, graph, 0);
   cudaGraphDestroy(graph);
   check(status, "cudaGraphInstantiate");
-  signature_ = signature;
 }
 
 void Recorder::launch(Recording& r) {
   KV2_CHECK(arrays_.size() <= r.bytes, "a step of {} bytes of arrays in a recording of {}", arrays_.size(),
             r.bytes);
-  check(cudaEventSynchronize(r.copied), "cudaEventSynchronize");
+  check(cudaEventSynchronize(r.done), "cudaEventSynchronize");
   std::memcpy(r.host, arrays_.data(), arrays_.size());
-  check(cudaMemcpyAsync(r.device, r.host, arrays_.size(), cudaMemcpyHostToDevice, stream_),
-        "cudaMemcpyAsync");
-  check(cudaEventRecord(r.copied, stream_), "cudaEventRecord");
   check(cudaGraphLaunch(r.graph, stream_), "cudaGraphLaunch");
+  check(cudaEventRecord(r.done, stream_), "cudaEventRecord");
 }
 
 }  // namespace kv2::cuda

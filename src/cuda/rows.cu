@@ -131,14 +131,32 @@ __global__ void rope_kernel(float* x, const int64_t* positions, const float* inv
   }
 }
 
+__device__ __forceinline__ float swiglu_of(float gate, float up) {
+  return __fdiv_rn(gate, 1.0f + expf(-gate)) * up;
+}
+
+/// Four values of a thread.
+__global__ void __launch_bounds__(kThreads)
+    swiglu_wide_kernel(const float4* gate, const float4* up, float4* out, int width4, size_t stride4,
+                       const LinearInputs rounded) {
+  wait_for_inputs();
+  let_next_begin();
+  const size_t row = blockIdx.x;
+  const int i = blockIdx.y * kThreads + threadIdx.x;
+  if (i >= width4) return;
+  const float4 g = __ldcs(gate + row * stride4 + i), u = __ldcs(up + row * stride4 + i);
+  const float4 y{swiglu_of(g.x, u.x), swiglu_of(g.y, u.y), swiglu_of(g.z, u.z), swiglu_of(g.w, u.w)};
+  out[row * width4 + i] = y;
+  store_input4(rounded, static_cast<int>(row), 4 * i, y);
+}
+
 __global__ void swiglu_kernel(const float* gate, const float* up, float* out, int width, size_t stride,
                               const LinearInputs rounded) {
   wait_for_inputs();
   let_next_begin();
   const size_t row = blockIdx.x;
   for (int i = blockIdx.y * kThreads + threadIdx.x; i < width; i += kThreads * gridDim.y) {
-    const float g = gate[row * stride + i];
-    const float y = __fdiv_rn(g, 1.0f + expf(-g)) * up[row * stride + i];
+    const float y = swiglu_of(gate[row * stride + i], up[row * stride + i]);
     out[row * width + i] = y;
     store_input(rounded, static_cast<int>(row), i, y);
   }
@@ -206,6 +224,13 @@ void launch_rope(float* x, const int64_t* positions, const float* inv_frequency,
 
 void launch_swiglu(const float* gate, const float* up, float* out, int n_rows, int width, size_t stride,
                    const LinearInputs& rounded, cudaStream_t stream) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(float4) == 0; };
+  if (width % 4 == 0 && stride % 4 == 0 && aligned(gate) && aligned(up) && aligned(out)) {
+    const unsigned each = (width / 4 + kThreads - 1) / kThreads;
+    return launch_overlapped(swiglu_wide_kernel, dim3(n_rows, each), kThreads, 0, stream,
+                             reinterpret_cast<const float4*>(gate), reinterpret_cast<const float4*>(up),
+                             reinterpret_cast<float4*>(out), width / 4, stride / 4, rounded);
+  }
   launch_overlapped(swiglu_kernel, dim3(n_rows, parts(width, n_rows)), kThreads, 0, stream, gate, up, out,
                     width, stride, rounded);
 }

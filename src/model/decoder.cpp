@@ -38,18 +38,22 @@ class Forward {
 
   void run(const Results& results) {
     // Steps of single rows come again and again; prompts do not, and an observer looks at results.
-    if (observer_ == nullptr && n_rows_ == static_cast<int>(step_.sequences.size()))
-      run_step(b_, [this] { body(); });
-    else
-      body();
+    if (observer_ == nullptr && n_rows_ == static_cast<int>(step_.sequences.size())) {
+      // A device is busy with the first layer while the ops of all others are gone through here.
+      run_step(b_, [this] { layers(0, 1); });
+      if (c_.n_layers > 1) run_step(b_, [this] { layers(1, c_.n_layers); });
+    } else {
+      layers(0, c_.n_layers);
+    }
     head(results);
   }
 
  private:
-  void body() {
-    b_.embed(*m_.weights.embedding,
-             {.tokens = batch_.tokens.data(), .out = at(m_.plan.x), .n_rows = n_rows_});
-    for (int layer = 0; layer < c_.n_layers; layer++) {
+  void layers(int first, int end) {
+    if (first == 0)
+      b_.embed(*m_.weights.embedding,
+               {.tokens = batch_.tokens.data(), .out = at(m_.plan.x), .n_rows = n_rows_});
+    for (int layer = first; layer < end; layer++) {
       attention(layer, m_.weights.layers[layer]);
       mlp(m_.weights.layers[layer]);
     }
