@@ -24,6 +24,16 @@ using namespace attention;
 static_assert(kMaxRunPages == 64 && kWarps == 8, "a lane for each full page of a run that a warp may meet");
 constexpr int kThreads = kWarps * 32;
 
+/// How one warp merges the warps' results of a run, and the run with those before it. Every warp finds this
+/// for itself, so that none waits for another.
+template <int kPairs>
+struct MergeFactors {
+  float2 of[kWarps]
+           [kPairs];  // of warps' results before one and of its own; [0]: of the runs before and of this one
+  float m[kPairs], l[kPairs];          // of the run
+  float all_m[kPairs], all_l[kPairs];  // of all runs so far, where a block has all
+};
+
 /// Shared memory: a ring of stages for each warp, and the warps' results of a run.
 template <class Pages>
 struct Shared {
@@ -38,25 +48,13 @@ struct Shared {
   unsigned char ring[kWarps][kStages][Pages::kStageBytes];
   Results warps;
   static constexpr size_t kReusable = sizeof(ring) + sizeof(warps);  // once a block has no pages left
-  float2 factors[kWarps][kPairs];
-  float m[kPairs], l[kPairs];  // of the run
+  MergeFactors<kPairs> factors[kWarps];
+  uint32_t n_merged[kWarps];  // runs of this block
   float q[kPairs][D + 16];
   uint2 q_bf16[NT][S::kTiles][32];  // B fragments for full pages
   typename Pages::Queries queries;  // what packed pages need besides
-  uint64_t full[kWarps][kStages], runs_fetched;
+  uint64_t full[kWarps][kStages], runs_fetched, merged;
   uint32_t is_last;
-};
-
-/// total = total ⊕ partial of one channel.
-struct Softmax {
-  float m, l, o;
-  __device__ void add(const Softmax& x) {
-    const Worth worth(m, x.m);
-    m = worth.m;
-    l = worth.sum(l, x.l);
-    o = worth.sum(o, x.o);
-  }
-  __device__ float result() const { return __fdiv_rn(o, l); }
 };
 
 /// What a warp keeps: its queries in both forms of the pages, and its sums.
@@ -292,30 +290,52 @@ __device__ void prepare_full(const float (*rows)[D + 16], int n_pairs, uint2 (*o
     }
 }
 
-/// How the warps' results of a run are merged, from warp 0 on, as Softmax::add would: factors of what is
-/// there and of what comes. By one thread of each pair.
+/// How a run's results are merged, from warp 0 on, and with the runs before where `whole`.
 template <class Pages>
-__device__ void prepare_merge(Shared<Pages>& shared, int pair) {
-  float m = shared.warps.m[0][pair], l = shared.warps.l[0][pair];
+__device__ __forceinline__ void find_factors(Shared<Pages>& shared, int w, int lane, bool whole,
+                                             bool is_first) {
+  constexpr int kPairs = Shared<Pages>::kPairs;
+  MergeFactors<kPairs>& to = shared.factors[w];
 #pragma unroll
-  for (int w = 1; w < kWarps; w++) {
-    const Worth worth(m, shared.warps.m[w][pair]);
-    m = worth.m;
-    l = worth.sum(l, shared.warps.l[w][pair]);
-    shared.factors[w][pair] = {worth.before, worth.added};
+  for (int first = 0; first < kPairs; first += 4) {  // lanes have the warps of four pairs
+    const int pair = first + lane % 4, of = lane / 4;
+    const float own = shared.warps.m[of][pair];
+    float upto = own;
+#pragma unroll
+    for (int step = 4; step < 32; step <<= 1) {
+      const float left = __shfl_up_sync(~0u, upto, step);
+      if (lane >= step) upto = fmaxf(left, upto);
+    }
+    const Worth worth(__shfl_up_sync(~0u, upto, 4), own);
+    const float m = __shfl_sync(~0u, upto, 28 + lane % 4);
+    if (of > 0) to.of[of][pair] = {worth.before, worth.added};
+    __syncwarp();
+    float l = shared.warps.l[0][pair];
+#pragma unroll
+    for (int i = 1; i < kWarps; i++) {
+      const float2 f = to.of[i][pair];
+      l = __fmaf_rn(f.y, shared.warps.l[i][pair], __fmul_rn(f.x, l));
+    }
+    if (of > 0) continue;
+    to.m[pair] = m;
+    to.l[pair] = l;
+    if (!whole) continue;
+    const Worth run(is_first ? m : to.all_m[pair], m);
+    to.of[0][pair] = {run.before, run.added};
+    to.all_l[pair] = is_first ? l : run.sum(to.all_l[pair], l);
+    to.all_m[pair] = run.m;
   }
-  shared.m[pair] = m;
-  shared.l[pair] = l;
+  __syncwarp();
 }
 template <class Pages>
-__device__ Softmax merge_warps(const Shared<Pages>& shared, int pair, int channel) {
+__device__ __forceinline__ float merge_warps(const Shared<Pages>& shared, int w, int pair, int channel) {
   float o = shared.warps.o[0][pair][channel];
 #pragma unroll
-  for (int w = 1; w < kWarps; w++) {
-    const float2 f = shared.factors[w][pair];
-    o = __fmaf_rn(f.y, shared.warps.o[w][pair][channel], __fmul_rn(f.x, o));
+  for (int i = 1; i < kWarps; i++) {
+    const float2 f = shared.factors[w].of[i][pair];
+    o = __fmaf_rn(f.y, shared.warps.o[i][pair][channel], __fmul_rn(f.x, o));
   }
-  return {shared.m[pair], shared.l[pair], o};
+  return o;
 }
 
 template <class Pages>
@@ -323,7 +343,7 @@ using Merger = RunMerger<Pages::kHeadDim, Pages::kNT, kThreads, Shared<Pages>::k
 
 template <class Pages>
 __device__ __forceinline__ void attend_segment(const AttendArgs& args, const AttendSegment& segment,
-                                               Shared<Pages>& shared, Softmax* totals, Ring<Pages>& ring,
+                                               Shared<Pages>& shared, float* totals, Ring<Pages>& ring,
                                                uint32_t& n_fetched) {
   constexpr int D = Pages::kHeadDim, NT = Pages::kNT;
   const AttendTile& tile = segment.tile;
@@ -360,28 +380,34 @@ __device__ __forceinline__ void attend_segment(const AttendArgs& args, const Att
     part.go_through(run, warp, shared.q_bf16);
     // what is left needs little of a multiprocessor
     if (segment.next < 0 && run + 1 == segment.end_run) let_next_begin();
-    if (run > segment.first_run) __syncthreads();  // the results of the run before have been read
+    const uint32_t n_merged = shared.n_merged[ring.w];
+    if (n_merged > 0) wait_barrier(&shared.merged, (n_merged - 1) & 1);  // the results before have been read
     warp.finish(shared.warps.o[ring.w], shared.warps.m[ring.w], shared.warps.l[ring.w]);
     __syncthreads();
-    if (threadIdx.x < 4 * NT) prepare_merge(shared, threadIdx.x);
-    __syncthreads();
+    find_factors(shared, ring.w, ring.lane, whole, run == 0);
+    const auto& factors = shared.factors[ring.w];
     for (int i = threadIdx.x; i < n_values; i += kThreads) {
       const int pair = i / D, channel = i % D;
-      Softmax s = merge_warps(shared, pair, channel);
+      float o = merge_warps(shared, ring.w, pair, channel);
       if (!whole) {
-        partials().write(run, pair, channel, s.m, s.l, s.o);
+        partials().write(run, pair, channel, factors.m[pair], factors.l[pair], o);
         continue;
       }
       if (run > 0) {  // a thread meets the same values in every run
-        Softmax before = totals[i];
-        before.add(s);
-        s = before;
+        const float2 f = factors.of[0][pair];
+        o = __fmaf_rn(f.y, o, __fmul_rn(f.x, totals[i]));
       }
       if (run + 1 < n_runs)
-        totals[i] = s;
+        totals[i] = o;
       else
-        write(pair, channel, s.result());
+        write(pair, channel, __fdiv_rn(o, factors.all_l[pair]));
     }
+    __syncwarp();
+    if (ring.lane == 0) {
+      arrive_barrier(&shared.merged);
+      shared.n_merged[ring.w] = n_merged + 1;
+    }
+    __syncwarp();
   }
   if (!whole && arrive_last(args.arrivals + segment.owner, n_own, n_runs, shared.is_last))
     Merger<Pages>(&shared, &shared.runs_fetched, n_fetched).merge(partials(), n_runs, n_values, write);
@@ -389,21 +415,23 @@ __device__ __forceinline__ void attend_segment(const AttendArgs& args, const Att
 }
 
 template <class Pages>
-inline constexpr int kSharedBytes = sizeof(Shared<Pages>) + sizeof(Softmax) * 4 * Pages::kNT* Pages::kHeadDim;
+inline constexpr int kSharedBytes = sizeof(Shared<Pages>) + sizeof(float) * 4 * Pages::kNT* Pages::kHeadDim;
 
 template <class Pages>
 __global__ void __launch_bounds__(kThreads, attend_blocks(Pages::kHeadDim, 4 * Pages::kNT))
     attend_kernel(const AttendArgs args) {
   extern __shared__ __align__(128) unsigned char raw[];
   auto& shared = *reinterpret_cast<Shared<Pages>*>(raw);
-  auto* totals = reinterpret_cast<Softmax*>(raw + sizeof(Shared<Pages>));  // [pairs · D], where it is needed
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  auto* totals = reinterpret_cast<float*>(raw + sizeof(Shared<Pages>));  // [pairs · D], where it is needed
   const int w = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) shared.n_merged[w] = 0;
+  if (threadIdx.x == 0) barrier_init(&shared.merged, kWarps);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   if (threadIdx.x % 32 < Shared<Pages>::kStages) barrier_init(&shared.full[w][threadIdx.x % 32], 1);
   if (threadIdx.x == 0) barrier_init(&shared.runs_fetched, 1);
   barrier_fence();
-  __syncwarp();
 #endif
+  __syncwarp();
   Ring<Pages> ring{shared, static_cast<int>(threadIdx.x) / 32, static_cast<int>(threadIdx.x) % 32};
   uint32_t n_fetched = 0;
   int at = blockIdx.x;
