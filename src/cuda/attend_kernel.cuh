@@ -28,8 +28,8 @@ constexpr int kThreads = kWarps * 32;
 /// for itself, so that none waits for another.
 template <int kPairs>
 struct MergeFactors {
-  float2 of[kWarps]
-           [kPairs];  // of warps' results before one and of its own; [0]: of the runs before and of this one
+  // of the results of warps before one and of its own; [0]: of the runs before and of this one
+  float2 of[kWarps][kPairs];
   float m[kPairs], l[kPairs];          // of the run
   float all_m[kPairs], all_l[kPairs];  // of all runs so far, where a block has all
 };
@@ -49,7 +49,7 @@ struct Shared {
   Results warps;
   static constexpr size_t kReusable = sizeof(ring) + sizeof(warps);  // once a block has no pages left
   MergeFactors<kPairs> factors[kWarps];
-  uint32_t n_merged[kWarps];  // runs of this block
+  uint32_t n_merged[kWarps];  // runs of this block, by each warp
   float q[kPairs][D + 16];
   uint2 q_bf16[NT][S::kTiles][32];  // B fragments for full pages
   typename Pages::Queries queries;  // what packed pages need besides
@@ -314,7 +314,7 @@ __device__ __forceinline__ void find_factors(Shared<Pages>& shared, int w, int l
 #pragma unroll
     for (int i = 1; i < kWarps; i++) {
       const float2 f = to.of[i][pair];
-      l = __fmaf_rn(f.y, shared.warps.l[i][pair], __fmul_rn(f.x, l));
+      l = merged(f.x, l, f.y, shared.warps.l[i][pair]);
     }
     if (of > 0) continue;
     to.m[pair] = m;
@@ -333,7 +333,7 @@ __device__ __forceinline__ float merge_warps(const Shared<Pages>& shared, int w,
 #pragma unroll
   for (int i = 1; i < kWarps; i++) {
     const float2 f = shared.factors[w].of[i][pair];
-    o = __fmaf_rn(f.y, shared.warps.o[i][pair][channel], __fmul_rn(f.x, o));
+    o = merged(f.x, o, f.y, shared.warps.o[i][pair][channel]);
   }
   return o;
 }
@@ -395,7 +395,7 @@ __device__ __forceinline__ void attend_segment(const AttendArgs& args, const Att
       }
       if (run > 0) {  // a thread meets the same values in every run
         const float2 f = factors.of[0][pair];
-        o = __fmaf_rn(f.y, o, __fmul_rn(f.x, totals[i]));
+        o = merged(f.x, totals[i], f.y, o);
       }
       if (run + 1 < n_runs)
         totals[i] = o;

@@ -114,9 +114,9 @@ struct RunMerger {
         for (; run < n; run++) {
           const float4 f = of_pair[run * kPairs];
           const float2 added = *reinterpret_cast<const float2*>(x + run * kFloats);
-          o[v].x = __fmaf_rn(f.y, added.x, __fmul_rn(f.x, o[v].x));
-          o[v].y = __fmaf_rn(f.y, added.y, __fmul_rn(f.x, o[v].y));
-          l[v] = __fmaf_rn(f.y, f.z, __fmul_rn(f.x, l[v]));
+          o[v].x = merged(f.x, o[v].x, f.y, added.x);
+          o[v].y = merged(f.x, o[v].y, f.y, added.y);
+          l[v] = merged(f.x, l[v], f.y, f.z);
         }
       }
     }

@@ -161,6 +161,11 @@ std::vector<AttendTile> prefill_blocks(std::span<const kv2::AttendTile> pages,
   return 2 * n_blocks >= n_multiprocessors ? tiles : std::vector<AttendTile>{};
 }
 
+/// What a plan depends on besides the position.
+auto but_for_position(const SequenceView& s) {
+  return std::tie(s.first_row, s.n_rows, s.full_until, s.full_pages, s.packed_pages);
+}
+
 }  // namespace
 
 AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& shape, const Visibility& rule,
@@ -192,14 +197,12 @@ AttendPlan plan_attend(std::span<const SequenceView> sequences, const KvShape& s
 
 /// Whether the plan serves these sequences, now that each query has its new place in its page.
 bool AttendPlanner::go_on(std::span<const SequenceView> sequences) {
-  const auto same_but_for_position = [](const SequenceView& a, const SequenceView& b) {
-    return a.n_rows == 1 && b.n_rows == 1 && a.first_pos / kPageTokens == b.first_pos / kPageTokens &&
-           std::tie(a.first_row, a.full_until, a.full_pages, a.packed_pages) ==
-               std::tie(b.first_row, b.full_until, b.full_pages, b.packed_pages) &&
+  const auto reads_the_same = [](const SequenceView& a, const SequenceView& b) {
+    return but_for_position(a) == but_for_position(b) && a.n_rows == 1 &&
+           a.first_pos / kPageTokens == b.first_pos / kPageTokens &&
            (a.first_pos < a.full_until) == (b.first_pos < b.full_until);
   };
-  if (!std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(),
-                  same_but_for_position))
+  if (!std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(), reads_the_same))
     return false;
   for (size_t i = 0; i < sequences.size(); i++)
     if (sequences[i].first_row != static_cast<int>(i)) return false;
@@ -214,8 +217,8 @@ bool AttendPlanner::go_on(std::span<const SequenceView> sequences) {
 
 const AttendPlan& AttendPlanner::plan(std::span<const SequenceView> sequences, const KvShape& shape,
                                       const Visibility& rule, const AttendLimits& limits) {
-  const auto of = [](const SequenceView& s) {
-    return std::tie(s.first_row, s.n_rows, s.first_pos, s.full_until, s.full_pages, s.packed_pages);
+  const auto same = [](const SequenceView& a, const SequenceView& b) {
+    return a.first_pos == b.first_pos && but_for_position(a) == but_for_position(b);
   };
   const bool same_kind =
       std::tie(shape.n_heads, shape.n_kv_heads, shape.head_dim) ==
@@ -224,8 +227,7 @@ const AttendPlan& AttendPlanner::plan(std::span<const SequenceView> sequences, c
           std::tie(rule_.sink_pages, rule_.recent_pages, rule_.quantized) &&
       std::tie(limits.pairs, limits.n_multiprocessors, limits.prefill, limits.blocks_each) ==
           std::tie(limits_.pairs, limits_.n_multiprocessors, limits_.prefill, limits_.blocks_each);
-  if (same_kind && std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(),
-                              [&](const SequenceView& a, const SequenceView& b) { return of(a) == of(b); }))
+  if (same_kind && std::equal(sequences.begin(), sequences.end(), sequences_.begin(), sequences_.end(), same))
     return plan_;
   if (!same_kind || !go_on(sequences)) {
     plan_ = plan_attend(sequences, shape, rule, limits);

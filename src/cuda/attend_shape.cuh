@@ -60,7 +60,12 @@ struct Pairs {
   __device__ const float* q_row(int pair) const { return args.q + row_of(min(pair, n() - 1)) * D; }
 };
 
-/// What two partial results are worth to their sum; the same instructions wherever results are merged.
+/// before·x + added·y: the same instructions wherever results are merged.
+__device__ __forceinline__ float merged(float before, float x, float added, float y) {
+  return __fmaf_rn(added, y, __fmul_rn(before, x));
+}
+
+/// What two partial results are worth to their sum.
 struct Worth {
   float m, before, added;
   __device__ Worth(float m_before, float m_added) {
@@ -69,7 +74,7 @@ struct Worth {
     added = exp2_fast(__fsub_rn(m_added, m));
   }
   __device__ float sum(float x_before, float x_added) const {
-    return __fmaf_rn(added, x_added, __fmul_rn(before, x_before));
+    return merged(before, x_before, added, x_added);
   }
 };
 

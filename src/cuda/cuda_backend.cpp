@@ -462,7 +462,7 @@ class CudaBackend final : public Backend,
     if (width > 0) before_.rounded = {linears_.inputs_for(n_rows, width), values, n_rows, width};
     return before_.rounded.in;
   }
-  /// RoPE's angles of a step's rows: computed by the first layer that asks.
+  /// RoPE's angles of a step's rows: computed by the first layer of a recording that asks.
   const float2* angles_of(std::span<const AppendRow> rows, const AppendRow* on_device,
                           std::span<const float> frequencies) {
     auto* angles = static_cast<float2*>(angles_.reserve(rows.size() * frequencies.size() * sizeof(float2)));

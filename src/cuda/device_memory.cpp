@@ -23,33 +23,25 @@ void* allocate_device(size_t bytes) {
   return memory;
 }
 
-Buffer::~Buffer() {
-  cudaFree(memory_);
+void* allocate_pinned(size_t bytes) {
+  void* memory = nullptr;
+  check(cudaMallocHost(&memory, bytes), "cudaMallocHost");
+  return memory;
 }
 
-void* Buffer::reserve(size_t bytes) {
+template <void* (*kAllocate)(size_t), cudaError_t (*kFree)(void*)>
+void* GrowingBuffer<kAllocate, kFree>::reserve(size_t bytes) {
   if (bytes <= bytes_) return memory_;
-  check(cudaFree(memory_), "cudaFree");
+  check(kFree(memory_), "free of a buffer");
   memory_ = nullptr;
   bytes_ = 0;
-  memory_ = allocate_device(bytes);
+  memory_ = kAllocate(bytes);
   bytes_ = bytes;
   return memory_;
 }
 
-HostBuffer::~HostBuffer() {
-  cudaFreeHost(memory_);
-}
-
-void* HostBuffer::reserve(size_t bytes) {
-  if (bytes <= bytes_) return memory_;
-  check(cudaFreeHost(memory_), "cudaFreeHost");
-  memory_ = nullptr;
-  bytes_ = 0;
-  check(cudaMallocHost(&memory_, bytes), "cudaMallocHost");
-  bytes_ = bytes;
-  return memory_;
-}
+template class GrowingBuffer<allocate_device, cudaFree>;
+template class GrowingBuffer<allocate_pinned, cudaFreeHost>;
 
 Staging::Staging(cudaStream_t stream) : stream_(stream) {
   for (cudaEvent_t& e : left_) check(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "cudaEventCreate");
@@ -73,7 +65,7 @@ void Staging::resize(size_t segment_bytes) {
   for (Known& k : known_) k = {};
   segment_bytes_ = segment_bytes;
   used_ = 0;
-  check(cudaMallocHost(reinterpret_cast<void**>(&host_), bytes()), "cudaMallocHost");
+  host_ = static_cast<std::byte*>(allocate_pinned(bytes()));
   device_ = static_cast<std::byte*>(allocate_device(bytes()));
 }
 

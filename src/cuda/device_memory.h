@@ -15,13 +15,17 @@ namespace kv2::cuda {
 /// cudaMalloc with an OutOfMemory that says what was asked for and what is free.
 void* allocate_device(size_t bytes);
 
-/// Device memory that only grows; contents are lost when it does.
-class Buffer {
+/// Pinned host memory.
+void* allocate_pinned(size_t bytes);
+
+/// Memory that only grows; contents are lost when it does.
+template <void* (*kAllocate)(size_t), cudaError_t (*kFree)(void*)>
+class GrowingBuffer {
  public:
-  Buffer() = default;
-  ~Buffer();
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  GrowingBuffer() = default;
+  ~GrowingBuffer() { kFree(memory_); }
+  GrowingBuffer(const GrowingBuffer&) = delete;
+  GrowingBuffer& operator=(const GrowingBuffer&) = delete;
 
   /// At least `bytes`. Growing waits for the device.
   void* reserve(size_t bytes);
@@ -33,21 +37,11 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-/// Pinned host memory that only grows: small results come back without a stop on the way.
-class HostBuffer {
- public:
-  HostBuffer() = default;
-  ~HostBuffer();
-  HostBuffer(const HostBuffer&) = delete;
-  HostBuffer& operator=(const HostBuffer&) = delete;
-
-  /// At least `bytes`; contents are lost when it grows.
-  void* reserve(size_t bytes);
-
- private:
-  void* memory_ = nullptr;
-  size_t bytes_ = 0;
-};
+using Buffer = GrowingBuffer<allocate_device, cudaFree>;
+/// For small results, which come back without a stop on the way.
+using HostBuffer = GrowingBuffer<allocate_pinned, cudaFreeHost>;
+extern template class GrowingBuffer<allocate_device, cudaFree>;
+extern template class GrowingBuffer<allocate_pinned, cudaFreeHost>;
 
 /// A ring of pinned host memory with its twin on the device. put() copies host values in and enqueues their
 /// transfer; the pointer is good for kernels enqueued before the ring has gone round. What was put under the

@@ -62,7 +62,6 @@ void Recorder::run(const std::function<void()>& ops) {
   } const plainly{*this};
   begin(Mode::Dry);
   ops();
-  arrays_.resize((arrays_.size() + 15) / 16 * 16);
   add(arrays_.size());
   const uint64_t signature = hash64(std::as_bytes(std::span(signed_)));
   if (recordings_.size() >= kMaxRecordings && !recordings_.contains(signature)) {
@@ -95,8 +94,8 @@ void Recorder::cut_overlap() {
 }
 
 void Recorder::record(Recording& r, const std::function<void()>& ops) {
-  r.bytes = std::max<size_t>(arrays_.size(), 16);
-  check(cudaMallocHost(reinterpret_cast<void**>(&r.host), r.bytes), "cudaMallocHost");
+  r.bytes = std::max<size_t>((arrays_.size() + 15) / 16 * 16, 16);  // launch_copy_here's pieces
+  r.host = static_cast<std::byte*>(allocate_pinned(r.bytes));
   r.device = static_cast<std::byte*>(allocate_device(r.bytes));
   check(cudaEventCreateWithFlags(&r.done, cudaEventDisableTiming), "cudaEventCreate");
   device_ = r.device;

@@ -60,7 +60,7 @@ class Recorder {
     size_t at, bytes;
     uint64_t version;
   };
-  static constexpr size_t kMaxRecordings = 48;
+  static constexpr size_t kMaxRecordings = 48;  // a model's step has two
 
   static uint64_t number_of(const void* p) { return reinterpret_cast<uintptr_t>(p); }
   static uint64_t number_of(float x) { return number_of(static_cast<double>(x)); }
